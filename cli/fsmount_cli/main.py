@@ -1,0 +1,125 @@
+"""The command `fsmount`: its subcommands, and what becomes of their errors.
+
+Results go to stdout, log and errors to stderr. Exit codes: 0 done; 1 one `error:` line; 2 usage;
+130 interrupted. An error that is neither ours nor the system's is a bug and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from fsmount.errors import FsmountError
+from fsmount_cli.common import one_line
+from fsmount_cli.pack import command as pack
+from fsmount_cli.versions import show, versions
+
+_INTERRUPTED = 130
+_ENVIRONMENT = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ESTALE,
+    }
+)
+_WITHOUT_A_PATH = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC})  # of an open stream
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fsmount", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Training sets as versioned, verified, mountable directories."""
+
+
+cli.add_command(pack)
+cli.add_command(versions)
+cli.add_command(show)
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a name that the locale can't show is no error
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run the command `args` and return its exit code; a bug passes as an exception."""
+    try:
+        return _invoke(args)
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _drop_stdout()
+        return 1
+    except FsmountError as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        if not _is_environment(error):
+            raise
+        return _fail(_describe(error), 1)
+
+
+def _invoke(args: Sequence[str]) -> int:
+    """Run the command and return its exit code: what it returns if that is an int, else 0."""
+    try:
+        result = cli.main(list(args), prog_name="fsmount", standalone_mode=False)
+    except click.UsageError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    sys.stdout.flush()
+    return result if isinstance(result, int) else 0
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"error: {one_line(text)}", file=sys.stderr)
+    _drop_stdout_if_full()
+    return code
+
+
+def _is_environment(error: OSError) -> bool:
+    """Whether the user's files or disks are to blame, and not this program."""
+    if error.filename is None:
+        return error.errno in _WITHOUT_A_PATH
+    return error.errno in _ENVIRONMENT
+
+
+def _describe(error: OSError) -> str:
+    paths = [
+        os.fsdecode(p) for p in (error.filename, error.filename2) if isinstance(p, str | bytes)
+    ]
+    return ": ".join([*paths, error.strerror or str(error)])
+
+
+def _drop_stdout_if_full() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+
+
+def _drop_stdout() -> None:
+    """Let the interpreter's own flush at exit go nowhere, since stdout takes nothing any more."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""`fsmount pack`: from a tree of samples to a published version."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from fsmount.formats import document as documents
+from fsmount.model import DepthRule, Ref, RegexRule, Rule, check_tag, parse_ref
+from fsmount.pack import Observer, PackOptions, PackReport, Silent, pack
+from fsmount.pack.plan import Plan
+from fsmount_cli.common import human_bytes, one_line, print_json
+
+_SIZE = re.compile(r"(\d+)(KiB|MiB|GiB|TiB|)")
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def _size(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """A number of bytes, or a number with KiB, MiB, GiB or TiB."""
+    match = None if value is None else _SIZE.fullmatch(value)
+    if value is not None and (match is None or not int(match[1])):
+        raise click.BadParameter(f"{value!r} is not a size such as 4GiB, 512MiB or 1000000")
+    return None if match is None else int(match[1]) * _UNITS[match[2]]
+
+
+class _Bar(Observer):
+    """A bar on stderr: samples, bytes of source files, rate, time to go."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("packing"),
+            BarColumn(),
+            TextColumn("{task.fields[samples]}/{task.fields[of]} samples"),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+
+    def planned(self, plan: Plan, samples: int, source_bytes: int) -> None:
+        """Show the bar, if there is anything to do."""
+        if samples:
+            self._task = self._progress.add_task("", total=source_bytes, samples=0, of=samples)
+            self._progress.start()
+
+    def advanced(self, samples: int, source_bytes: int) -> None:
+        """Move the bar."""
+        self._progress.update(self._task, completed=source_bytes, samples=samples)
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        self._progress.stop()
+
+
+@click.command(name="pack")
+@click.argument("source", type=click.Path(exists=True, file_okay=False))
+@click.argument("store", type=click.Path())
+@click.option("--tag", required=True, help="Name of the new version.")
+@click.option(
+    "--base",
+    default="latest",
+    show_default=True,
+    metavar="REF|none",
+    help="Version to build on: its partitions that SOURCE doesn't have are kept.",
+)
+@click.option(
+    "--partition-depth",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="A partition is what shares its first N directories.  [default: as the base, else the "
+    "sample's directory]",
+)
+@click.option(
+    "--partition-regex",
+    metavar="RE",
+    help="A partition is what shares the text that RE finds in the key: group 'partition', or "
+    "group 1, or the whole match.",
+)
+@click.option(
+    "--source-namespace",
+    metavar="NAME",
+    help="What SOURCE is called, for data that moves about.  [default: its real path]",
+)
+@click.option(
+    "--replace-all", is_flag=True, help="The new version is SOURCE alone, whatever the base has."
+)
+@click.option("--sync", is_flag=True, help="Drop partitions of the base that SOURCE doesn't have.")
+@click.option("--force", is_flag=True, help="Read every file, also those that look unchanged.")
+@click.option("--require-sidecars", is_flag=True, help="Refuse if a sample has no .json sidecar.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=lambda: len(os.sched_getaffinity(0)),
+    show_default="one a core",
+    metavar="N",
+    help="Processes that build partitions.",
+)
+@click.option(
+    "--level",
+    type=click.IntRange(1, 22),
+    metavar="N",
+    help="zstd compression level, 1 to 22.  [default: as the base, else 3]",
+)
+@click.option(
+    "--shard-size",
+    metavar="SIZE",
+    callback=_size,
+    help="Raw bytes of samples at which a shard is cut.  [default: as the base, else 4GiB]",
+)
+@click.option(
+    "--order-seed",
+    type=click.IntRange(0, (1 << 64) - 1),
+    metavar="N",
+    help="Seed of the order of samples in shards.  [default: as the base, else 0]",
+)
+@click.option("--message", default="", help="A line that `versions` and `show` print.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; sizes in bytes.")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    source: str,
+    store: str,
+    quiet: bool,
+    as_json: bool,
+    **_: Any,
+) -> None:
+    """Pack the .npz tree SOURCE into STORE and publish it as a version.
+
+    A sample is an .npz file, with an optional .json sidecar of the same stem. STORE is made if it
+    does not exist. Only what changed since the base is read and written. Sizes are in binary units
+    (1 KiB = 1024 bytes).
+    """
+    options = _options(context.params)
+    bar = None if quiet else _Bar()
+    try:
+        report = pack(source, store, options, bar or Silent())
+    finally:
+        if bar is not None:
+            bar.stop()
+    if as_json:
+        print_json(_json(report))
+    else:
+        _print(report)
+
+
+def _options(given: dict[str, Any]) -> PackOptions:
+    return PackOptions(
+        tag=check_tag(given["tag"]),
+        base=_base(given["base"]),
+        rule=_rule(given["partition_depth"], given["partition_regex"]),
+        level=given["level"],
+        shard_bytes=given["shard_size"],
+        order_seed=given["order_seed"],
+        source_namespace=given["source_namespace"],
+        replace_all=given["replace_all"],
+        sync=given["sync"],
+        force=given["force"],
+        require_sidecars=given["require_sidecars"],
+        workers=given["workers"],
+        message=given["message"],
+    )
+
+
+def _base(text: str) -> Ref | None:
+    return None if text == "none" else parse_ref(text)
+
+
+def _rule(depth: int | None, pattern: str | None) -> Rule | None:
+    if depth is not None and pattern is not None:
+        raise click.UsageError("--partition-depth and --partition-regex exclude each other")
+    if depth is not None:
+        return DepthRule(depth)
+    return None if pattern is None else RegexRule(pattern)
+
+
+def _json(report: PackReport) -> dict[str, Any]:
+    value = asdict(report)
+    value["document"] = json.loads(documents.encode(report.document))
+    return value
+
+
+def _print(report: PackReport) -> None:
+    totals = report.document.totals
+    done = "published" if report.published else "already there:"
+    click.echo(
+        f"{done} {report.document.tag}: {totals.samples} samples in {totals.partitions} "
+        f"partitions, {human_bytes(totals.raw_bytes)} raw, {human_bytes(totals.stored_bytes)} "
+        f"stored, sha256:{report.document.table.digest}"
+    )
+    counts = (
+        ("built", report.built),
+        ("new metadata only", report.refreshed),
+        ("reused", report.reused),
+        ("kept from the base", report.kept),
+        ("dropped", report.dropped),
+    )
+    parts = [f"{len(names)} {word}" for word, names in counts if names]
+    click.echo(
+        f"partitions: {', '.join(parts)}; {report.samples_read} samples read in "
+        f"{report.seconds:.1f} s; {report.ignored_files} other files ignored"
+    )
+    if report.kept:
+        click.echo(
+            f"kept from the base though the source doesn't have them (--sync drops them): "
+            f"{', '.join(map(one_line, report.kept))}"
+        )

@@ -1,0 +1,1 @@
+"""Training sets as versioned, verified, mountable directories."""

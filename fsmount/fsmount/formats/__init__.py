@@ -1,0 +1,1 @@
+"""Bytes to model and back; nothing here touches a file system."""

@@ -1,0 +1,237 @@
+"""A manifest: one Parquet row a sample of a partition, in shard order.
+
+Where each payload lies, what it must hash to, and everything that is known of a sample beside its
+tensors. docs/format.md, "Manifest", has the columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fsmount.errors import FormatError, IntegrityError, InvalidNameError, SidecarError
+from fsmount.formats import fields, parquet
+from fsmount.formats.checked import dump_compact, get
+from fsmount.formats.document import check_format
+from fsmount.formats.sample import ALIGNMENT
+from fsmount.formats.shard import BLOCK
+from fsmount.formats.table import shard_from_json, shard_to_json
+from fsmount.model import FORMAT, Digest, Partition, ShardRef, check_partition_id
+
+SCHEMA = pa.schema(
+    [
+        ("__key__", pa.string()),
+        ("__shard__", pa.int32()),
+        ("__index__", pa.int64()),
+        ("__offset__", pa.int64()),
+        ("__size__", pa.int64()),
+        ("__raw_size__", pa.int64()),
+        ("__checksum__", pa.uint64()),
+        ("__sha256__", pa.binary(32)),
+        ("__schema__", pa.int32()),
+        ("__text__", pa.string()),
+        ("__sidecar__", pa.binary()),
+    ]
+)
+OWN_COLUMNS: tuple[str, ...] = tuple(SCHEMA.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A 0-d text array of the source: numpy's dtype descriptor, and the text."""
+
+    name: str
+    descr: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sample: where its payload lies and what it is. Offsets and sizes are bytes."""
+
+    key: str
+    shard: int  # place in the manifest's shards
+    index: int  # place in the shard
+    offset: int  # of the payload, from the shard's start
+    size: int  # of the payload
+    raw_size: int  # of the decoded member
+    checksum: int  # XXH3-64 of the payload
+    sha256: bytes  # of the decoded member
+    schema: int  # place in the manifest's schemas
+    texts: tuple[Text, ...]  # sorted by name
+    sidecar: bytes | None
+
+    def texts_json(self) -> str | None:
+        """The text arrays as one JSON text, None where there are none; revisions hash it."""
+        if not self.texts:
+            return None
+        return dump_compact({text.name: [text.descr, text.value] for text in self.texts})
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestMeta:
+    """What a manifest says of itself, so that one that does not belong is noticed."""
+
+    partition: str
+    data_revision: Digest
+    metadata_revision: Digest
+    shards: tuple[ShardRef, ...]
+    schemas: tuple[bytes, ...]  # headers of tensor members
+    json_columns: tuple[str, ...]  # fields whose column is JSON text
+    compressor: str  # the zstd release that made the payloads
+
+    def __post_init__(self) -> None:
+        check_partition_id(self.partition)
+
+    def check_belongs(self, partition: Partition) -> None:
+        """Raise IntegrityError unless this is the manifest that `partition` names."""
+        mine = (self.partition, self.data_revision, self.metadata_revision, self.shards)
+        if mine != (
+            partition.id,
+            partition.data_revision,
+            partition.metadata_revision,
+            partition.shards,
+        ):
+            raise IntegrityError(
+                f"the manifest of partition {partition.id!r} belongs to {self.partition!r} "
+                f"at revision {self.metadata_revision}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest's metadata and its rows, all columns or those that were asked for."""
+
+    meta: ManifestMeta
+    table: pa.Table
+
+    def rows(self) -> list[Row]:
+        """The rows as values; needs all columns."""
+        names = [*OWN_COLUMNS, *(name for name in self.text_names())]
+        return [_row(row) for row in self.table.select(names).to_pylist()]
+
+    def text_names(self) -> list[str]:
+        """The names of text arrays that some sample has, sorted; needs `__text__`."""
+        column = pc.unique(self.table.column("__text__")).to_pylist()
+        return sorted({name for text in column if text is not None for name in json.loads(text)})
+
+
+def encode(rows: Sequence[Row], meta: ManifestMeta) -> bytes:
+    """The Parquet bytes of `rows`, in shard order; `meta.json_columns` is filled in here.
+
+    Raises SidecarError naming the key for a sidecar that can't become columns.
+    """
+    own = [
+        pa.array([_own(row, name) for row in rows], SCHEMA.field(name).type) for name in OWN_COLUMNS
+    ]
+    typed, json_columns = fields.columns([_fields(row) for row in rows])
+    table = pa.table([*own, *typed.values()], names=[*OWN_COLUMNS, *typed])
+    return parquet.write(
+        table,
+        {
+            "format": FORMAT,
+            "partition": meta.partition,
+            "data_revision": meta.data_revision,
+            "metadata_revision": meta.metadata_revision,
+            "shards": [shard_to_json(shard) for shard in meta.shards],
+            "schemas": [header[8:].rstrip(b" ").decode() for header in meta.schemas],
+            "json_columns": list(json_columns),
+            "compressor": meta.compressor,
+        },
+    )
+
+
+def decode(data: bytes | memoryview | pa.Buffer, columns: Sequence[str] | None = None) -> Manifest:
+    """The manifest in `data`, all columns or those of `columns` that it has.
+
+    Raises FormatError if `data` is no manifest, or one whose numbers point outside its shards.
+    """
+    table, metadata = parquet.read(data, "manifest", columns)
+    parquet.check_columns(table, SCHEMA, "manifest")
+    missing = set(OWN_COLUMNS if columns is None else columns) & set(OWN_COLUMNS)
+    if not missing <= set(table.column_names):
+        raise FormatError(f"manifest: columns {sorted(missing - set(table.column_names))} missing")
+    try:
+        meta = _meta(metadata)
+    except (FormatError, InvalidNameError, TypeError, AttributeError) as error:
+        raise FormatError(f"manifest: {error}") from error
+    _check_numbers(table, meta)
+    return Manifest(meta, table)
+
+
+def check_fields(fields_of_row: dict[str, Any], texts: Sequence[Text]) -> None:
+    """Raise SidecarError if fields and text arrays of one sample can't be columns together."""
+    for name in (*fields_of_row, *(text.name for text in texts)):
+        if name in OWN_COLUMNS:
+            raise SidecarError(f"field {name!r} has the name of a manifest's own column")
+    for text in texts:
+        if text.name in fields_of_row:
+            raise SidecarError(f"field {text.name!r} is in the sidecar and a text array as well")
+
+
+def _own(row: Row, name: str) -> Any:
+    if name == "__text__":
+        return dump_compact({t.name: t.descr for t in row.texts}) if row.texts else None
+    return getattr(row, name.strip("_"))
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    try:
+        parsed = {} if row.sidecar is None else fields.parse_sidecar(row.sidecar)
+        check_fields(parsed, row.texts)
+    except SidecarError as error:
+        raise SidecarError(f"{row.key!r}: {error}") from error
+    return {**parsed, **{text.name: text.value for text in row.texts}}
+
+
+def _row(row: dict[str, Any]) -> Row:
+    descrs = json.loads(row["__text__"] or "{}")
+    texts = tuple(Text(name, descr, row[name]) for name, descr in sorted(descrs.items()))
+    own = {name.strip("_"): row[name] for name in OWN_COLUMNS if name != "__text__"}
+    return Row(**own, texts=texts)
+
+
+def _meta(metadata: dict[str, Any]) -> ManifestMeta:
+    check_format(metadata)
+    return ManifestMeta(
+        partition=get(metadata, "partition", str),
+        data_revision=Digest(get(metadata, "data_revision", str)),
+        metadata_revision=Digest(get(metadata, "metadata_revision", str)),
+        shards=tuple(map(shard_from_json, get(metadata, "shards", list))),
+        schemas=tuple(_header(text) for text in get(metadata, "schemas", list)),
+        json_columns=tuple(map(str, get(metadata, "json_columns", list))),
+        compressor=get(metadata, "compressor", str),
+    )
+
+
+def _header(text: str) -> bytes:
+    header = text.encode()
+    header += b" " * (-(8 + len(header)) % ALIGNMENT)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _check_numbers(table: pa.Table, meta: ManifestMeta) -> None:
+    """Offsets, sizes and places are hostile until they are seen to lie inside the shards."""
+    have = {name: table.column(name) for name in table.column_names if name in OWN_COLUMNS}
+    for name, column in have.items():
+        if column.null_count and name not in ("__text__", "__sidecar__"):
+            raise FormatError(f"manifest: column {name!r} has nulls")
+    for name, limit in (("__shard__", len(meta.shards)), ("__schema__", len(meta.schemas))):
+        if name in have and not _within(have[name].to_numpy(), 0, limit):
+            raise FormatError(f"manifest: column {name!r} points at none of {limit}")
+    if {"__shard__", "__offset__", "__size__"} <= have.keys():
+        sizes = np.array([shard.size for shard in meta.shards], np.int64)
+        end = sizes[have["__shard__"].to_numpy()]
+        offset, size = have["__offset__"].to_numpy(), have["__size__"].to_numpy()
+        if not (np.all(offset >= BLOCK) and np.all(size > 0) and np.all(size <= end - offset)):
+            raise FormatError("manifest: a payload lies outside its shard")
+
+
+def _within(values: Any, low: int, high: int) -> bool:
+    return bool(np.all((values >= low) & (values < high)))

@@ -1,0 +1,62 @@
+"""A shard: a deterministic tar of members.
+
+USTAR headers, pax headers only where a name or a size needs them; mtime 0, mode 0444, no owner.
+docs/format.md, "Shard", has the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+import xxhash
+
+from fsmount.errors import FormatError
+from fsmount.formats.sample import SUFFIX
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f%]")
+_CONTROL_OR_DOT = re.compile(r"[\x00-\x1f\x7f%.]")
+
+
+def member_name(key: str) -> str:
+    """The member's name for a sample's key.
+
+    `%` and control characters anywhere, and dots in the last component, become `%XX`, since tar
+    would print or WebDataset would split the name otherwise. The manifest has the true key.
+    """
+    directory, slash, last = key.rpartition("/")
+    return _CONTROL.sub(_percent, directory) + slash + _CONTROL_OR_DOT.sub(_percent, last) + SUFFIX
+
+
+def key_of(name: str) -> str:
+    """The key of a member; FormatError unless `member_name` gives `name` for it."""
+    key = unquote(name.removesuffix(SUFFIX), errors="strict")
+    if member_name(key) != name:
+        raise FormatError(f"not a member's name: {name!r}")
+    return key
+
+
+def member_header(name: str, size: int) -> bytes:
+    """The tar header (with a pax header in front where needed) of a member of `size` bytes."""
+    info = tarfile.TarInfo(name)
+    info.size = size
+    info.mode = 0o444
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+
+
+def padding(size: int) -> bytes:
+    """The zeros that fill a member's last block."""
+    return bytes(-size % BLOCK)
+
+
+def member_order(keys: Iterable[str], seed: int) -> list[str]:
+    """A partition's members in order: by XXH3-64 of the key with the recipe's seed, then by key."""
+    return sorted(keys, key=lambda key: (xxhash.xxh3_64_intdigest(key.encode(), seed=seed), key))
+
+
+def _percent(match: re.Match[str]) -> str:
+    return f"%{ord(match[0]):02X}"

@@ -1,0 +1,165 @@
+"""The partition table: one row a partition of a version, with what a version needs to exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from fsmount.errors import FormatError, InvalidNameError
+from fsmount.formats import parquet
+from fsmount.formats.checked import get
+from fsmount.formats.document import (
+    check_format,
+    recipe_from_json,
+    recipe_to_json,
+    rule_from_json,
+    rule_to_json,
+)
+from fsmount.formats.revision import content_revision
+from fsmount.model import (
+    FORMAT,
+    Digest,
+    ObjectRef,
+    Partition,
+    Recipe,
+    Rule,
+    ShardRef,
+    Totals,
+    VersionDocument,
+)
+
+EPOCH = "1970-01-01T00:00:00Z"
+_SHARDS = pa.list_(
+    pa.struct([("digest", pa.string()), ("size", pa.int64()), ("samples", pa.int64())])
+)
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("data_revision", pa.string()),
+        ("metadata_revision", pa.string()),
+        ("samples", pa.int64()),
+        ("raw_bytes", pa.int64()),
+        ("manifest", pa.string()),
+        ("manifest_size", pa.int64()),
+        ("shards", _SHARDS),
+        ("source_fingerprint", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTable:
+    """A table's rows, sorted by id, and what its metadata says of them."""
+
+    rule: Rule
+    source_namespace: str
+    recipe: Recipe
+    partitions: tuple[Partition, ...]
+
+    @property
+    def content_revision(self) -> Digest:
+        """The name of this content."""
+        return content_revision(self.partitions)
+
+
+def encode(table: PartitionTable) -> bytes:
+    """The Parquet bytes of `table`."""
+    rows = pa.Table.from_pylist(
+        [partition_to_json(part) for part in table.partitions], schema=SCHEMA
+    )
+    return parquet.write(
+        rows,
+        {
+            "format": FORMAT,
+            "rule": rule_to_json(table.rule),
+            "source_namespace": table.source_namespace,
+            "recipe": recipe_to_json(table.recipe),
+            "content_revision": table.content_revision,
+        },
+    )
+
+
+def decode(data: bytes) -> PartitionTable:
+    """The table in `data`; FormatError if it is none, or contradicts itself."""
+    what = "partition table"
+    rows, metadata = parquet.read(data, what)
+    if rows.schema.names != SCHEMA.names:
+        raise FormatError(f"{what}: columns {rows.schema.names}")
+    parquet.check_columns(rows, SCHEMA, what)
+    try:
+        check_format(metadata)
+        table = PartitionTable(
+            rule=rule_from_json(get(metadata, "rule", dict)),
+            source_namespace=get(metadata, "source_namespace", str),
+            recipe=recipe_from_json(get(metadata, "recipe", dict)),
+            partitions=tuple(map(partition_from_json, rows.to_pylist())),
+        )
+        named = get(metadata, "content_revision", str)
+    except (FormatError, InvalidNameError, TypeError) as error:
+        raise FormatError(f"{what}: {error}") from error
+    ids = [part.id.encode() for part in table.partitions]
+    if named != table.content_revision or ids != sorted(set(ids)):
+        raise FormatError(f"{what}: its rows do not belong to content revision {named}")
+    return table
+
+
+def document_of_table(ref: ObjectRef, table: PartitionTable) -> VersionDocument:
+    """The document of a version that is known by its table alone: no tag, the time is 0."""
+    return VersionDocument(
+        tag=None,
+        table=ref,
+        parent=None,
+        rule=table.rule,
+        source_namespace=table.source_namespace,
+        recipe=table.recipe,
+        content_revision=table.content_revision,
+        totals=Totals.of(table.partitions),
+        created_at=EPOCH,
+        message="",
+        provenance={},
+        replaces=None,
+    )
+
+
+def partition_to_json(part: Partition) -> dict[str, Any]:
+    """`part` as a JSON object, the row of a table."""
+    return {
+        "id": part.id,
+        "data_revision": part.data_revision,
+        "metadata_revision": part.metadata_revision,
+        "samples": part.samples,
+        "raw_bytes": part.raw_bytes,
+        "manifest": part.manifest.digest,
+        "manifest_size": part.manifest.size,
+        "shards": [shard_to_json(shard) for shard in part.shards],
+        "source_fingerprint": part.source_fingerprint,
+    }
+
+
+def partition_from_json(row: Mapping[str, Any]) -> Partition:
+    """The partition in a JSON object; FormatError, InvalidNameError or TypeError otherwise."""
+    return Partition(
+        id=row["id"],
+        data_revision=Digest(row["data_revision"]),
+        metadata_revision=Digest(row["metadata_revision"]),
+        samples=row["samples"],
+        raw_bytes=row["raw_bytes"],
+        manifest=ObjectRef(Digest(row["manifest"]), row["manifest_size"]),
+        shards=tuple(map(shard_from_json, row["shards"])),
+        source_fingerprint=row["source_fingerprint"],
+    )
+
+
+def shard_to_json(shard: ShardRef) -> dict[str, Any]:
+    """`shard` as a JSON object."""
+    return {"digest": shard.digest, "size": shard.size, "samples": shard.samples}
+
+
+def shard_from_json(value: Mapping[str, Any]) -> ShardRef:
+    """The shard reference in a JSON object; FormatError or InvalidNameError otherwise."""
+    return ShardRef(
+        Digest(get(value, "digest", str)), get(value, "size", int), get(value, "samples", int)
+    )

@@ -1,0 +1,338 @@
+"""The words of the project as frozen values that check themselves.
+
+A value that exists is valid: names can't escape a directory, digests are digests, counts are not
+negative. Whatever comes out of a store, a manifest or an archive passes through here first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fsmount.errors import InvalidNameError, PartitionError
+
+FORMAT = 1
+LATEST = "latest"
+ROOT_PARTITION = "_root"
+
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+_PREFIX = re.compile(r"[0-9a-f]{8,64}")
+_SHARD_NAME = re.compile(r"[0-9]{6,}\.tar")
+MANIFEST_SUFFIX = ".parquet"
+_NAME_MAX = 255  # bytes of one path component on every file system we know
+
+
+class Digest(str):
+    """The SHA-256 of some bytes as 64 lower-case hexadecimal digits."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Digest:
+        if not _HEX64.fullmatch(text):
+            raise InvalidNameError(f"not a SHA-256 digest: {text!r}")
+        return super().__new__(cls, text)
+
+
+def check_tag(tag: str) -> str:
+    """Return `tag` if it may name a version; raise InvalidNameError otherwise."""
+    if not _TAG.fullmatch(tag) or tag == LATEST:
+        raise InvalidNameError(
+            f"not a tag: {tag!r} (letters, digits, '.', '_' and '-', at most 128, "
+            f"a letter or digit first, not {LATEST!r})"
+        )
+    return tag
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is a relative path that stays below its root; else InvalidNameError."""
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidNameError(f"not UTF-8: {key!r}") from None
+    if not key or b"\0" in encoded:
+        raise InvalidNameError(f"not a relative path: {key!r}")
+    for part in encoded.split(b"/"):
+        if part in (b"", b".", b".."):
+            raise InvalidNameError(f"not a plain relative path: {key!r}")
+        if len(part) > _NAME_MAX:
+            raise InvalidNameError(f"a path component of over {_NAME_MAX} bytes: {key!r}")
+    return key
+
+
+def check_partition_id(text: str) -> str:
+    """Return `text` if it may name a partition: a key whose manifest's file name fits as well."""
+    check_key(text)
+    if len(text.rpartition("/")[2].encode()) > _NAME_MAX - len(MANIFEST_SUFFIX):
+        raise InvalidNameError(f"partition id too long for a file name: {text!r}")
+    return text
+
+
+def check_partition_ids(ids: set[str]) -> None:
+    """Raise PartitionError if two of `ids` would need one path of a mounted version.
+
+    `manifests/<id>.parquet` and `shards/<id>/<nnnnnn>.tar` are files, so neither may be a directory
+    of another partition. Any shard number counts, whether that shard exists today or not.
+    """
+    for text in ids:
+        parts = text.split("/")
+        for end in range(1, len(parts)):
+            above, name = "/".join(parts[:end]), parts[end]
+            if above.endswith(MANIFEST_SUFFIX) and above[: -len(MANIFEST_SUFFIX)] in ids:
+                other = above[: -len(MANIFEST_SUFFIX)]
+                raise PartitionError(f"partitions {other!r} and {text!r} clash: {above!r} is both")
+            if above in ids and _SHARD_NAME.fullmatch(name):
+                raise PartitionError(f"partitions {above!r} and {text!r} clash at {name!r}")
+
+
+def _check_count(name: str, value: int, least: int = 0) -> None:
+    if value < least:
+        raise InvalidNameError(f"{name} must be at least {least}, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """An object: its digest and its size in bytes."""
+
+    digest: Digest
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_count("an object's size", self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRef(ObjectRef):
+    """A shard's object and the number of samples in it."""
+
+    samples: int
+
+    def __post_init__(self) -> None:
+        _check_count("an object's size", self.size)
+        _check_count("a shard's samples", self.samples, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One row of a partition table: a partition as one version has it."""
+
+    id: str
+    data_revision: Digest
+    metadata_revision: Digest
+    samples: int
+    raw_bytes: int  # of the decoded members
+    manifest: ObjectRef
+    shards: tuple[ShardRef, ...]
+    source_fingerprint: str  # of the listing it was read from; "" where unknown
+
+    def __post_init__(self) -> None:
+        check_partition_id(self.id)
+        _check_count("raw_bytes", self.raw_bytes)
+        if self.samples < 1 or self.samples != sum(shard.samples for shard in self.shards):
+            raise InvalidNameError(
+                f"partition {self.id!r}: shards do not hold {self.samples} samples"
+            )
+
+    def objects(self) -> tuple[ObjectRef, ...]:
+        """All objects this partition needs, the manifest first."""
+        return (self.manifest, *self.shards)
+
+
+class PartitionRule(Protocol):
+    """How a version groups its samples: a pure function from key to partition id."""
+
+    def partition_of(self, key: str) -> str | None:
+        """The partition id of `key`, or None where the rule leaves the sample out."""
+        ...
+
+    def __str__(self) -> str: ...
+
+
+def _directory(key: str) -> str:
+    return key.rpartition("/")[0] or ROOT_PARTITION
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryRule:
+    """A sample belongs to the directory it lies in."""
+
+    def partition_of(self, key: str) -> str | None:
+        return _directory(key)
+
+    def __str__(self) -> str:
+        return "the sample's directory"
+
+
+@dataclass(frozen=True, slots=True)
+class DepthRule:
+    """A sample belongs to the first `depth` directories of its path."""
+
+    depth: int
+
+    def __post_init__(self) -> None:
+        _check_count("partition depth", self.depth, 1)
+
+    def partition_of(self, key: str) -> str | None:
+        return "/".join(key.split("/")[:-1][: self.depth]) or ROOT_PARTITION
+
+    def __str__(self) -> str:
+        return f"the first {self.depth} directories"
+
+
+@dataclass(frozen=True, slots=True)
+class RegexRule:
+    """A sample belongs to what `pattern` finds in its key.
+
+    The group `partition` counts, else group 1, else the whole match.
+    """
+
+    pattern: str
+    _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "_compiled", re.compile(self.pattern))
+        except re.error as error:
+            raise InvalidNameError(f"not a regular expression: {self.pattern!r}: {error}") from None
+
+    def partition_of(self, key: str) -> str | None:
+        match = self._compiled.search(key)
+        if match is None:
+            return None
+        if "partition" in self._compiled.groupindex:
+            return match["partition"] or None
+        return match[1 if self._compiled.groups else 0] or None
+
+    def __str__(self) -> str:
+        return f"the regular expression {self.pattern!r}"
+
+
+Rule = DirectoryRule | DepthRule | RegexRule
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What decides the content of shards and their layout, and nothing else."""
+
+    codec: str = "safetensors.zst"
+    level: int = 3  # of zstd
+    shard_bytes: int = 4 << 30  # raw bytes of samples at which a shard is cut
+    order_seed: int = 0
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.codec != "safetensors.zst":
+            raise InvalidNameError(f"unknown sample codec {self.codec!r}")
+        if not 1 <= self.level <= 22:
+            raise InvalidNameError(f"compression level must be 1 to 22, not {self.level}")
+        _check_count("shard size", self.shard_bytes, 1)
+        if not 0 <= self.order_seed < 1 << 64:
+            raise InvalidNameError(f"order seed must be 0 to 2**64-1, not {self.order_seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A version's sums; bytes are raw (decoded members) and stored (shards and manifests)."""
+
+    partitions: int
+    samples: int
+    shards: int
+    raw_bytes: int
+    stored_bytes: int
+
+    @classmethod
+    def of(cls, partitions: tuple[Partition, ...]) -> Totals:
+        """Add up `partitions`."""
+        return cls(
+            partitions=len(partitions),
+            samples=sum(p.samples for p in partitions),
+            shards=sum(len(p.shards) for p in partitions),
+            raw_bytes=sum(p.raw_bytes for p in partitions),
+            stored_bytes=sum(ref.size for p in partitions for ref in p.objects()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The version that another was packed onto; `tag` is None if it had none."""
+
+    tag: str | None
+    table: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class VersionDocument:
+    """What `versions/<tag>.json` says; `tag` is None for a version made from its table alone."""
+
+    tag: str | None
+    table: ObjectRef
+    parent: Parent | None
+    rule: Rule
+    source_namespace: str
+    recipe: Recipe
+    content_revision: Digest
+    totals: Totals
+    created_at: str  # ISO 8601, UTC, whole seconds, "Z"
+    message: str
+    provenance: dict[str, str]  # tool and library versions
+    replaces: str | None  # the tag that `latest` named when this version was made
+
+    def __post_init__(self) -> None:
+        if self.tag is not None:
+            check_tag(self.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version: its document and the rows of its partition table, sorted by id."""
+
+    document: VersionDocument
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TagRef:
+    """A reference by tag."""
+
+    tag: str
+
+    def __post_init__(self) -> None:
+        check_tag(self.tag)
+
+    def __str__(self) -> str:
+        return self.tag
+
+
+@dataclass(frozen=True, slots=True)
+class LatestRef:
+    """The reference `latest`."""
+
+    def __str__(self) -> str:
+        return LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """A reference by a prefix (8 digits or more) of a partition table's digest."""
+
+    prefix: str
+
+    def __post_init__(self) -> None:
+        if not _PREFIX.fullmatch(self.prefix):
+            raise InvalidNameError(f"not 8 to 64 hexadecimal digits: {self.prefix!r}")
+
+    def __str__(self) -> str:
+        return f"sha256:{self.prefix}"
+
+
+Ref = TagRef | LatestRef | TableRef
+
+
+def parse_ref(text: str) -> Ref:
+    """Read `latest`, `sha256:<8 or more digits>` or a tag; raise InvalidNameError otherwise."""
+    if text == LATEST:
+        return LatestRef()
+    if text.startswith("sha256:"):
+        return TableRef(text.removeprefix("sha256:"))
+    return TagRef(text)

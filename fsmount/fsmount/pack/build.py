@@ -1,0 +1,266 @@
+"""Building one partition: what a worker does. Reads a source, writes objects, returns a row.
+
+The least that gives the right result: a partition of which only sidecars changed keeps its shards,
+a sample whose files are as remembered is copied from its old shard and not read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import zstandard
+from numpy.typing import NDArray
+
+from fsmount.errors import FormatError, IntegrityError, ObjectMissingError, SidecarError
+from fsmount.formats import manifest, revision, sample
+from fsmount.formats.fields import parse_sidecar
+from fsmount.formats.manifest import ManifestMeta, Row, Text
+from fsmount.formats.shard import member_order
+from fsmount.model import Partition, Recipe, ShardRef
+from fsmount.pack.memory import Memory
+from fsmount.pack.shards import Encoded, ShardSet, verify_payload
+from fsmount.pack.source import NpzTree, SourceSample, fingerprint
+from fsmount.store import Objects, durable
+
+COMPRESSOR = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}"
+Advance = Callable[[int, int], None]  # of samples done, of source bytes done; may raise to stop
+
+
+class Outcome(Enum):
+    """What became of a partition that was looked at."""
+
+    BUILT = "built"  # new shards and a new manifest
+    REFRESHED = "refreshed"  # the shards as they were, a new manifest
+    UNCHANGED = "unchanged"  # files were touched, their content is the same
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One partition to look at: its samples, and the partition they may be equal to."""
+
+    id: str
+    place: int  # in the plan
+    samples: tuple[SourceSample, ...]  # sorted by key
+    previous: Partition | None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all tasks of a pack share. Picklable."""
+
+    tree: NpzTree
+    recipe: Recipe
+    objects: Objects
+    memory: Memory
+    staging: str
+    force: bool  # read every file, whatever is remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A partition as it now is, and how it came about."""
+
+    partition: Partition
+    outcome: Outcome
+    samples_read: int
+
+
+def build_partition(task: Task, context: Context, advance: Advance) -> Built:
+    """Make the partition of `task`; all its objects are in the store when this returns.
+
+    Raises SourceError and its kin naming the file, StoreWriteError naming the object.
+    """
+    staging = f"{context.staging}/{task.place}"
+    durable.make_directory(staging)
+    try:
+        return _Builder(task, context, staging, advance).build()
+    finally:
+        shutil.rmtree(staging)
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    """The previous state of a partition: its rows, and the files that are as they were then."""
+
+    partition: Partition
+    meta: ManifestMeta
+    rows: dict[str, Row]  # in shard order
+    same_file: frozenset[str]
+    same_sidecar: frozenset[str]
+
+
+class _Builder:
+    def __init__(self, task: Task, context: Context, staging: str, advance: Advance) -> None:
+        self._task = task
+        self._context = context
+        self._objects = context.objects
+        self._staging = staging
+        self._advance = advance
+        self._read = 0
+
+    def build(self) -> Built:
+        old = self._load_old()
+        texts = None if old is None else self._texts_if_same_data(old)
+        if old is None or texts is None:
+            partition, outcome = self._rebuild(old), Outcome.BUILT
+        else:
+            partition, outcome = self._refresh(old, texts)
+        self._context.memory.save(partition, self._task.samples)
+        return Built(partition, outcome, self._read)
+
+    def _load_old(self) -> _Old | None:
+        previous = self._task.previous
+        if previous is None:
+            return None
+        try:
+            found = manifest.decode(self._objects.read(previous.manifest))
+            found.meta.check_belongs(previous)
+        except (ObjectMissingError, FormatError):
+            return None  # damaged since: built anew from the source
+        rows = {row.key: row for row in found.rows()}
+        now = () if self._context.force else self._task.samples
+        then = self._context.memory.samples(self._task.id)
+        known = [(s, then[s.key]) for s in now if s.key in then and s.key in rows]
+        return _Old(
+            previous,
+            found.meta,
+            rows,
+            frozenset(s.key for s, before in known if s.file == before.file),
+            frozenset(s.key for s, before in known if s.sidecar == before.sidecar),
+        )
+
+    def _texts_if_same_data(self, old: _Old) -> dict[str, tuple[Text, ...]] | None:
+        """Each sample's text arrays if all samples have the tensors they had, else None."""
+        if old.rows.keys() != {s.key for s in self._task.samples}:
+            return None
+        if not all(map(self._objects.has, old.partition.objects())):
+            return None
+        pairs = [(row.key, row.sha256) for row in old.rows.values()]
+        if old.partition.data_revision != revision.data_revision(self._context.recipe, pairs):
+            return None
+        texts = {}
+        for item in self._task.samples:
+            row = old.rows[item.key]
+            texts[item.key] = row.texts
+            if item.key not in old.same_file:
+                _, sha256, texts[item.key] = self._encode(item)
+                if sha256 != row.sha256:
+                    return None
+        return texts
+
+    def _refresh(self, old: _Old, texts: dict[str, tuple[Text, ...]]) -> tuple[Partition, Outcome]:
+        sidecars = {s.key: self._sidecar(s, old, texts[s.key]) for s in self._task.samples}
+        rows = [
+            replace(row, texts=texts[row.key], sidecar=sidecars[row.key])
+            for row in old.rows.values()
+        ]
+        partition = self._partition(rows, old.partition.shards, old.meta.schemas, old)
+        for item in self._task.samples:
+            self._advance(1, item.file.size)
+        same = partition.metadata_revision == old.partition.metadata_revision
+        return partition, Outcome.UNCHANGED if same else Outcome.REFRESHED
+
+    def _rebuild(self, old: _Old | None) -> Partition:
+        context, samples = self._context, {s.key: s for s in self._task.samples}
+        with ShardSet(self._objects, self._staging, context.recipe.shard_bytes) as shards:
+            for key in member_order(samples, context.recipe.order_seed):
+                item = samples[key]
+                shards.add(self._copy(item, old) or self._read_sample(item, old))
+                self._advance(1, item.file.size)
+            rows, refs, schemas = shards.finish()
+        return self._partition(rows, refs, schemas, None)
+
+    def _copy(self, item: SourceSample, old: _Old | None) -> Encoded | None:
+        """The sample from its old shard, if its file is as it was and its bytes would be equal."""
+        if old is None or item.key not in old.same_file or old.meta.compressor != COMPRESSOR:
+            return None
+        row = old.rows[item.key]
+        try:
+            with open(self._objects.path(old.partition.shards[row.shard].digest), "rb") as file:
+                payload = os.pread(file.fileno(), row.size, row.offset)
+            verify_payload(payload, row)
+        except (OSError, IntegrityError):
+            return None  # damaged since: read from the source
+        header = old.meta.schemas[row.schema]
+        sidecar = self._sidecar(item, old, row.texts)
+        return Encoded(row.key, payload, header, row.raw_size, row.sha256, row.texts, sidecar)
+
+    def _read_sample(self, item: SourceSample, old: _Old | None) -> Encoded:
+        member, sha256, texts = self._encode(item)
+        payload = sample.compress(member, self._context.recipe.level)
+        header = sample.read_schema(member).header
+        sidecar = self._sidecar(item, old, texts)
+        return Encoded(item.key, payload, header, len(member), sha256, texts, sidecar)
+
+    def _encode(self, item: SourceSample) -> tuple[bytes, bytes, tuple[Text, ...]]:
+        """A sample's member, which is seen to decode to the source's arrays, and its SHA-256."""
+        arrays = self._context.tree.read_arrays(item)
+        member = sample.encode(arrays.tensors)
+        _check_equal(arrays.tensors, sample.decode(member), self._context.tree.path(item.key))
+        self._read += 1
+        return member, hashlib.sha256(member).digest(), arrays.texts
+
+    def _sidecar(
+        self, item: SourceSample, old: _Old | None, texts: tuple[Text, ...]
+    ) -> bytes | None:
+        if old is not None and item.key in old.same_sidecar:
+            sidecar = old.rows[item.key].sidecar
+        else:
+            sidecar = self._context.tree.read_sidecar(item)
+        try:
+            manifest.check_fields(parse_sidecar(sidecar) if sidecar and texts else {}, texts)
+        except SidecarError as error:
+            raise SidecarError(f"{self._context.tree.path(item.key)}: {error}") from error
+        return sidecar
+
+    def _partition(
+        self,
+        rows: list[Row],
+        shards: tuple[ShardRef, ...],
+        schemas: tuple[bytes, ...],
+        old: _Old | None,
+    ) -> Partition:
+        data = revision.data_revision(self._context.recipe, ((row.key, row.sha256) for row in rows))
+        metadata = revision.metadata_revision(
+            data,
+            ((row.key, revision.metadata_bytes(row.texts_json(), row.sidecar)) for row in rows),
+        )
+        if old is not None and old.partition.metadata_revision == metadata:
+            ref = old.partition.manifest
+        else:
+            by = COMPRESSOR if old is None else old.meta.compressor
+            meta = ManifestMeta(self._task.id, data, metadata, shards, schemas, (), by)
+            ref = self._objects.put(manifest.encode(rows, meta), self._staging)
+        return Partition(
+            id=self._task.id,
+            data_revision=data,
+            metadata_revision=metadata,
+            samples=len(rows),
+            raw_bytes=sum(row.raw_size for row in rows),
+            manifest=ref,
+            shards=shards,
+            source_fingerprint=fingerprint(self._task.samples),
+        )
+
+
+def _check_equal(
+    source: dict[str, NDArray[Any]], decoded: dict[str, NDArray[Any]], path: str
+) -> None:
+    """Raise IntegrityError unless both hold the same arrays, bit for bit."""
+    if source.keys() != decoded.keys():
+        raise IntegrityError(f"{path}: arrays {sorted(decoded)} instead of {sorted(source)}")
+    for name, array in source.items():
+        other = decoded[name]
+        same = (array.dtype, array.shape, array.flags.fnc) == (
+            other.dtype,
+            other.shape,
+            other.flags.fnc,
+        )
+        if not same or array.tobytes() != other.tobytes():
+            raise IntegrityError(f"{path}: array {name!r} does not survive encoding")

@@ -1,0 +1,127 @@
+"""Reading `.npz` archives that nobody vouches for. Nothing is ever unpickled.
+
+An `.npz` is a zip of `.npy` files (numpy's format description: numpy.lib.format). We read the zip
+with the standard library and the headers with numpy, and believe neither about sizes: an array is
+taken only if its header, its bytes and the archive's directory agree.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fsmount.errors import SourceError
+from fsmount.formats import sample
+from fsmount.formats.manifest import Text
+
+_RESERVED = frozenset({"__metadata__", "__key__", "__valid__"})
+_ENCRYPTED = 0x1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """The content of one archive: tensors, and 0-d text arrays sorted by name."""
+
+    tensors: dict[str, NDArray[Any]]
+    texts: tuple[Text, ...]
+
+
+def read_npz(data: bytes) -> Arrays:
+    """The arrays in the bytes of an `.npz`; SourceError that names the array otherwise."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+            _check_members(members)
+            arrays = {info.filename[:-4]: _read_member(archive, info) for info in members}
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, ValueError) as error:
+        raise SourceError(f"not a readable zip archive: {error}") from error
+    texts = [_text(name, array) for name, array in arrays.items() if array.dtype.kind in "US"]
+    tensors = {name: array for name, array in arrays.items() if array.dtype.kind not in "US"}
+    return Arrays(tensors, tuple(sorted(texts, key=lambda text: text.name)))
+
+
+def _check_members(members: list[zipfile.ZipInfo]) -> None:
+    names = set()
+    for info in members:
+        name = info.filename[:-4]
+        if not info.filename.endswith(".npy") or not name:
+            raise SourceError(f"member {info.filename!r} is not an array")
+        if name in _RESERVED:
+            raise SourceError(f"array {name!r} has a reserved name")
+        if info.filename in names:
+            raise SourceError(f"array {name!r} is in the archive twice")
+        if info.flag_bits & _ENCRYPTED:
+            raise SourceError(f"array {name!r} is encrypted")
+        names.add(info.filename)
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    name = info.filename[:-4]
+    try:
+        return _parse_npy(archive.read(info))
+    except SourceError as error:
+        raise SourceError(f"array {name!r}: {error}") from error
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        OSError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
+        cause = str(error) or type(error).__name__
+        raise SourceError(f"array {name!r} can't be read: {cause}") from error
+
+
+def _parse_npy(data: bytes) -> NDArray[Any]:
+    file = io.BytesIO(data)
+    try:
+        shape, fortran_order, dtype = _read_header(file)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise SourceError(f"not an npy header: {' '.join(str(error).split())}") from error
+    if dtype.hasobject:
+        raise SourceError("an object array, which only unpickling could read")
+    if dtype.kind not in "US" and not sample.supported(dtype):
+        raise SourceError(f"dtype {dtype} has no portable form")
+    if dtype.kind in "US" and (shape != () or not dtype.itemsize):
+        raise SourceError(f"a text array {dtype} {shape}; only 0-d text becomes a column")
+    if min(shape, default=0) < 0 or file.tell() + dtype.itemsize * prod(shape) != len(data):
+        raise SourceError(
+            f"the header says {dtype} {shape}, but {len(data) - file.tell()} bytes follow"
+        )
+    array = np.frombuffer(data, dtype, offset=file.tell())
+    return array.reshape(shape, order="F" if fortran_order else "C")
+
+
+def _read_header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    match npy.read_magic(file):
+        case (1, 0):
+            return npy.read_array_header_1_0(file)
+        case (2, 0):
+            return npy.read_array_header_2_0(file)
+        case version:
+            # 3.0 differs from 2.0 in nothing but field names that are not Latin-1
+            raise ValueError(f"version {version} is for structured dtypes only")
+
+
+def _text(name: str, array: NDArray[Any]) -> Text:
+    """A 0-d text array as its exact dtype and its text, from which it can be made again."""
+    value = array.item()
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+        text.encode()
+        restored = np.array(text.encode() if isinstance(value, bytes) else text, array.dtype)
+    except ValueError as error:
+        raise SourceError(f"array {name!r}: a text that is not Unicode: {error}") from error
+    if restored.tobytes() != array.tobytes():
+        raise SourceError(f"array {name!r}: a text that numpy does not give back exactly")
+    return Text(name, array.dtype.str, text)

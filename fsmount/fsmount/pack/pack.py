@@ -1,0 +1,269 @@
+"""Packing a source into a store: list, plan, build, publish."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fsmount.errors import PackError, RuleMismatchError, SourceError
+from fsmount.formats.table import PartitionTable
+from fsmount.model import (
+    DirectoryRule,
+    LatestRef,
+    Parent,
+    Partition,
+    Recipe,
+    Ref,
+    Rule,
+    Version,
+    VersionDocument,
+    check_tag,
+)
+from fsmount.pack import workers
+from fsmount.pack.build import Built, Context, Outcome
+from fsmount.pack.memory import Memory
+from fsmount.pack.plan import Known, Plan, check_sidecars, group, make_plan
+from fsmount.pack.publish import publish
+from fsmount.pack.source import Listing, NpzTree
+from fsmount.store import Lease, Store
+
+_log = logging.getLogger(__name__)
+_LATEST = LatestRef()
+
+
+@dataclass(frozen=True, slots=True)
+class PackOptions:
+    """How to pack. What is None is as the base has it, or else the default."""
+
+    tag: str
+    base: Ref | None = _LATEST  # None: no base; latest of an empty store: no base either
+    rule: Rule | None = None
+    level: int | None = None  # of zstd
+    shard_bytes: int | None = None  # raw bytes at which a shard is cut
+    order_seed: int | None = None
+    source_namespace: str | None = None  # None: the source's real path
+    replace_all: bool = False  # the version is this source alone, whatever the base has
+    sync: bool = False  # drop the base's partitions that the source no longer has
+    force: bool = False  # read every file, whatever is remembered
+    require_sidecars: bool = False
+    workers: int = 1
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        check_tag(self.tag)
+        if self.workers < 1:
+            raise PackError(f"workers must be at least 1, not {self.workers}")
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """What a pack did. The lists are partition ids in order; bytes are of the whole version."""
+
+    document: VersionDocument
+    published: bool  # False: the version was there already, complete
+    built: tuple[str, ...]
+    refreshed: tuple[str, ...]  # new manifest, old shards
+    reused: tuple[str, ...]
+    kept: tuple[str, ...]  # in the base, not in the source
+    dropped: tuple[str, ...]
+    samples_read: int
+    ignored_files: int  # neither a sample nor a sidecar
+    seconds: float
+
+
+class Observer(Protocol):
+    """Told how a pack goes along."""
+
+    def planned(self, plan: Plan, samples: int, source_bytes: int) -> None:
+        """The plan is made; so many samples and bytes of source files have to be looked at."""
+        ...
+
+    def advanced(self, samples: int, source_bytes: int) -> None:
+        """So many of these are done."""
+        ...
+
+
+class Silent:
+    """An observer that says nothing."""
+
+    def planned(self, plan: Plan, samples: int, source_bytes: int) -> None:
+        """Say nothing."""
+
+    def advanced(self, samples: int, source_bytes: int) -> None:
+        """Say nothing."""
+
+
+def pack(source: str, store: str, options: PackOptions, observer: Observer) -> PackReport:
+    """Pack the tree at `source` into the store at `store` (made if missing) and publish it.
+
+    Nothing is published unless every sample was read back from its shard and found equal to its
+    source. What was built before a failure is reused by the next run.
+
+    Raises SourceError (and SidecarError, SourceChangedError, PartitionError) naming the file,
+    RuleMismatchError, PackWorkerError, StoreWriteError, and as `Store.publish` does.
+    """
+    started = time.monotonic()
+    if options.workers > (os.cpu_count() or 1):
+        _log.warning("%d workers on %d cores", options.workers, os.cpu_count())
+    tree = NpzTree(os.path.realpath(source))
+    listing = _scan(tree, os.path.realpath(store), options)
+    target = Store.create(store)
+    base, latest = _base(target, options.base), target.latest()
+    setting = _Setting.of(tree, base, options)
+    groups = group(listing.samples, setting.rule)
+    memory = Memory.of(target.cache_dir, setting.namespace, setting.rule, setting.recipe)
+    remembered = {name: part for name in groups if (part := memory.partition(name)) is not None}
+    reusable = {part.id: part for part in base.partitions} if base and setting.fits(base) else {}
+    with (
+        _lease(target, base, [*remembered.values(), *reusable.values()]) as lease,
+        target.staging() as staging,
+    ):
+        known = Known(
+            reusable, remembered, lambda part: all(map(target.objects.has, part.objects()))
+        )
+        plan = make_plan(
+            groups,
+            known,
+            force=options.force,
+            drop_vanished=options.sync or options.replace_all,
+        )
+        context = Context(tree, setting.recipe, target.objects, memory, staging, options.force)
+        built = _build(plan, context, options.workers, observer, lease)
+        content = PartitionTable(
+            setting.rule, setting.namespace, setting.recipe, _merge(plan, built)
+        )
+        document, published = publish(
+            target,
+            content,
+            tag=options.tag,
+            parent=_parent(base),
+            message=options.message,
+            replaces=latest,
+            staging=staging,
+        )
+    return PackReport(
+        document=document,
+        published=published,
+        built=_ids(built, Outcome.BUILT),
+        refreshed=_ids(built, Outcome.REFRESHED),
+        reused=tuple(sorted((*_names(plan.reused), *_ids(built, Outcome.UNCHANGED)))),
+        kept=_names(plan.kept),
+        dropped=_dropped(base, content),
+        samples_read=sum(item.samples_read for item in built),
+        ignored_files=listing.ignored,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _scan(tree: NpzTree, store: str, options: PackOptions) -> Listing:
+    listing = tree.scan(skip=store)
+    if not listing.samples:
+        raise SourceError(f"{tree.root}: no .npz file in it")
+    if options.require_sidecars:
+        check_sidecars(listing.samples)
+    return listing
+
+
+def _base(store: Store, ref: Ref | None) -> Version | None:
+    if ref is None or (ref == _LATEST and store.latest() is None):
+        return None
+    return store.version(ref)
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What a version's partitions must have in common."""
+
+    rule: Rule
+    namespace: str
+    recipe: Recipe
+
+    @classmethod
+    def of(cls, tree: NpzTree, base: Version | None, options: PackOptions) -> _Setting:
+        """The options' setting, completed from the base; RuleMismatchError if they disagree."""
+        given = {
+            name: value
+            for name in ("level", "shard_bytes", "order_seed")
+            if (value := getattr(options, name)) is not None
+        }
+        setting = cls(
+            rule=options.rule or (base.document.rule if base else DirectoryRule()),
+            namespace=options.source_namespace or tree.root,
+            recipe=replace(base.document.recipe if base else Recipe(), **given),
+        )
+        if base is not None and not options.replace_all and not setting.fits(base):
+            raise RuleMismatchError(setting._mismatch(base))
+        return setting
+
+    def fits(self, base: Version) -> bool:
+        """Whether partitions of `base` can stand beside those of this setting."""
+        document = base.document
+        return (self.rule, self.namespace, self.recipe) == (
+            document.rule,
+            document.source_namespace,
+            document.recipe,
+        )
+
+    def _mismatch(self, base: Version) -> str:
+        theirs, name = base.document, base.document.tag or base.document.table.digest
+        pairs = (
+            ("partition rule", str(theirs.rule), str(self.rule)),
+            ("source namespace", repr(theirs.source_namespace), repr(self.namespace)),
+            ("recipe", str(theirs.recipe), str(self.recipe)),
+        )
+        what = "; ".join(f"{word} {old}, not {new}" for word, old, new in pairs if old != new)
+        return (
+            f"the base {name!r} has {what}. If this is the same source at another place, pass "
+            f"--source-namespace {theirs.source_namespace!r}; if the new version is to hold this "
+            "source alone, with its own rule, namespace and recipe, pass --replace-all"
+        )
+
+
+def _lease(store: Store, base: Version | None, parts: Iterable[Partition]) -> Lease:
+    """Hold whatever may be reused, before anything relies on it."""
+    digests = {ref.digest for part in parts for ref in part.objects()}
+    tables = [base.document.table.digest] if base is not None else []
+    return store.lease("pack", tables, sorted(digests))
+
+
+def _build(
+    plan: Plan, context: Context, count: int, observer: Observer, lease: Lease
+) -> list[Built]:
+    todo = [item for task in plan.tasks for item in task.samples]
+    observer.planned(plan, len(todo), sum(item.file.size for item in todo))
+    renewed = time.monotonic()
+
+    def progress(samples: int, source_bytes: int) -> None:
+        nonlocal renewed
+        if time.monotonic() - renewed > lease.ttl / 4:
+            lease.renew()
+            renewed = time.monotonic()
+        observer.advanced(samples, source_bytes)
+
+    return workers.run(plan.tasks, context, count, progress)
+
+
+def _merge(plan: Plan, built: list[Built]) -> tuple[Partition, ...]:
+    parts = (*plan.reused, *plan.kept, *(item.partition for item in built))
+    return tuple(sorted(parts, key=lambda part: part.id.encode()))
+
+
+def _parent(base: Version | None) -> Parent | None:
+    return None if base is None else Parent(base.document.tag, base.document.table.digest)
+
+
+def _names(parts: Iterable[Partition]) -> tuple[str, ...]:
+    return tuple(part.id for part in parts)
+
+
+def _ids(built: list[Built], outcome: Outcome) -> tuple[str, ...]:
+    return _names(item.partition for item in built if item.outcome is outcome)
+
+
+def _dropped(base: Version | None, content: PartitionTable) -> tuple[str, ...]:
+    now = set(_names(content.partitions))
+    return tuple(name for name in _names(base.partitions if base else ()) if name not in now)

@@ -1,0 +1,118 @@
+"""What a pack has to do, worked out from listings alone: a pure function, no file is touched.
+
+Every partition of the new version is either taken over as it is (its files are as remembered),
+looked at by a worker, or kept from the base because the source doesn't have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fsmount.errors import InvalidNameError, PartitionError, SourceError
+from fsmount.model import ROOT_PARTITION, Partition, Rule, check_partition_id, check_partition_ids
+from fsmount.pack.build import Task
+from fsmount.pack.source import SourceSample, fingerprint
+
+_SHOWN = 3  # examples in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The new version's partitions by what becomes of them, each in order of id."""
+
+    reused: tuple[Partition, ...]
+    tasks: tuple[Task, ...]
+    kept: tuple[Partition, ...]  # in the base, not in the source
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What may be reused: partitions as the base has them, as the cache remembers them."""
+
+    base: Mapping[str, Partition]
+    remembered: Mapping[str, Partition]
+    usable: Callable[[Partition], bool]  # all its objects are there
+
+
+def group(samples: tuple[SourceSample, ...], rule: Rule) -> dict[str, tuple[SourceSample, ...]]:
+    """The samples of each partition, sorted by id and key.
+
+    Raises PartitionError for samples that the rule leaves out, for ids that are no relative path,
+    that clash in a mounted tree, or that are taken by samples of the source's top directory.
+    """
+    groups: dict[str, list[SourceSample]] = {}
+    left_out = []
+    for item in samples:
+        found = rule.partition_of(item.key)
+        if found is None:
+            left_out.append(item.key)
+        else:
+            groups.setdefault(found, []).append(item)
+    if left_out:
+        raise PartitionError(
+            f"the rule ({rule}) leaves out {len(left_out)} of {len(samples)} samples, "
+            f"such as {examples(left_out)}"
+        )
+    _check_ids(groups)
+    return {name: tuple(groups[name]) for name in sorted(groups, key=str.encode)}
+
+
+def make_plan(
+    groups: Mapping[str, tuple[SourceSample, ...]],
+    known: Known,
+    *,
+    force: bool,
+    drop_vanished: bool,
+) -> Plan:
+    """Decide for every partition of the source and of the base.
+
+    A partition is reused if the listing it was made of is the present one and its objects exist.
+    With `force` none is reused unread; with `drop_vanished` the base's others are dropped.
+    """
+    reused: list[Partition] = []
+    tasks: list[Task] = []
+    for name, samples in groups.items():
+        listing = fingerprint(samples)
+        before = [p for p in (known.remembered.get(name), known.base.get(name)) if p is not None]
+        same = (p for p in before if p.source_fingerprint == listing and known.usable(p))
+        found = None if force else next(same, None)
+        if found is not None:
+            reused.append(found)
+        else:
+            tasks.append(Task(name, len(tasks), samples, before[0] if before else None))
+    vanished = (part for name, part in known.base.items() if name not in groups)
+    kept = () if drop_vanished else tuple(vanished)
+    check_partition_ids({*groups, *(part.id for part in kept)})
+    return Plan(tuple(reused), tuple(tasks), kept)
+
+
+def check_sidecars(samples: tuple[SourceSample, ...]) -> None:
+    """Raise SourceError if a sample has no sidecar."""
+    missing = [item.key for item in samples if item.sidecar is None]
+    if missing:
+        raise SourceError(
+            f"{len(missing)} of {len(samples)} samples have no sidecar, such as {examples(missing)}"
+        )
+
+
+def examples(names: list[str]) -> str:
+    """The first few of `names`, for a message."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
+
+
+def _check_ids(groups: Mapping[str, list[SourceSample]]) -> None:
+    for name, samples in groups.items():
+        try:
+            check_partition_id(name)
+        except InvalidNameError as error:
+            raise PartitionError(f"sample {samples[0].key!r}: {error}") from error
+    check_partition_ids(set(groups))
+    in_root = [item for item in groups.get(ROOT_PARTITION, ()) if "/" not in item.key]
+    if in_root and len(in_root) != len(groups[ROOT_PARTITION]):
+        raise PartitionError(
+            f"partition {ROOT_PARTITION!r} is that of samples directly in the source, "
+            f"such as {in_root[0].key!r}; the source also has samples of a {ROOT_PARTITION!r} "
+            "of its own: rename one"
+        )

@@ -1,0 +1,192 @@
+"""One SQL expression, checked: it looks at nothing but a manifest's row.
+
+DuckDB parses the text and hands back its syntax tree; only expressions that give the same answer
+for the same row for ever are let through. What is refused here would otherwise be refused later,
+or would make a selection depend on the time, on chance or on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fsmount.errors import PlanError
+
+Params = Sequence[Any] | Mapping[str, Any] | None
+
+RELATION = "__fsmount_rows__"
+PLACE = "__fsmount_place__"
+Rows = npt.NDArray[np.int64]
+
+_CLASSES = {
+    "BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT",
+    "FUNCTION", "LAMBDA", "LAMBDA_REF", "OPERATOR", "PARAMETER", "TYPE",
+}  # fmt: skip
+# Words that are functions of the clock or the session unless a column has their name.
+_VALUE_FUNCTIONS = {
+    "current_catalog", "current_date", "current_role", "current_schema", "current_time",
+    "current_timestamp", "current_user", "localtime", "localtimestamp", "session_user", "user",
+}  # fmt: skip
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "threads": "2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A checked expression and the names it may be referring to columns by."""
+
+    sql: str
+    names: tuple[str, ...]  # sorted; the first part of every reference, as written
+    lambda_names: frozenset[str]  # those that a lambda introduces
+
+
+class Engine:
+    """DuckDB, shut off from files, network and clock; use as a context manager. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._connection = duckdb.connect(":memory:", config=_CONFIG)
+        self._connection.execute("SET GLOBAL TimeZone = 'UTC'").fetchall()
+        self._connection.execute("SET GLOBAL lock_configuration = true").fetchall()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def parse(self, where: str) -> Expression:
+        """Check `where`; raises PlanError with DuckDB's message or naming what is refused."""
+        tree = self._tree(where)
+        self._check(where, tree)
+        refs = {node["column_names"][0] for node in _nodes(tree) if node["class"] == "COLUMN_REF"}
+        lambdas = {
+            ref["column_names"][0]
+            for node in _nodes(tree)
+            if node["class"] == "LAMBDA"
+            for ref in _nodes(node["lhs"])
+            if ref["class"] == "COLUMN_REF"
+        }
+        return Expression(where, tuple(sorted(refs)), frozenset(lambdas) - _VALUE_FUNCTIONS)
+
+    def matches(self, table: pa.Table, expression: Expression, params: Params) -> Rows:
+        """The ascending int64 places of the rows of `table` for which `expression` is true."""
+        places = pa.array(np.arange(table.num_rows, dtype=np.int64))
+        sql = f"SELECT {PLACE} FROM {RELATION} WHERE CAST((\n{expression.sql}\n) AS BOOLEAN)"  # noqa: S608
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.register(RELATION, table.append_column(PLACE, places))
+                found = cursor.execute(sql, params).fetchnumpy()[PLACE]
+        except duckdb.Error as error:
+            raise refusal(expression.sql, _message(error)) from None
+        return np.sort(np.asarray(found, np.int64))
+
+    def _tree(self, where: str) -> dict[str, Any]:
+        """The syntax tree of `where`, which must mean the same in parentheses and without."""
+        bare = self._statements(where, f"SELECT 1 WHERE {where}\n")
+        enclosed = self._statements(where, f"SELECT 1 WHERE (\n{where}\n)")
+        if len(bare) != 1 or _meaning(bare) != _meaning(enclosed):
+            raise refusal(where, "it is not one expression")
+        tree: dict[str, Any] = bare[0]["node"]["where_clause"]
+        return tree
+
+    def _statements(self, where: str, sql: str) -> list[dict[str, Any]]:
+        try:
+            rows = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql])
+            answer = json.loads(rows.fetchall()[0][0])
+        except duckdb.Error as error:
+            raise refusal(where, _message(error)) from None
+        if answer["error"]:
+            raise refusal(where, f"Parser Error: {answer['error_message']}")
+        statements: list[dict[str, Any]] = answer["statements"]
+        return statements
+
+    def _check(self, where: str, tree: Any, vetted: frozenset[str] = frozenset()) -> None:
+        calls: dict[str, int] = {}
+        for node in _nodes(tree):
+            if node["class"] not in _CLASSES:
+                raise refusal(where, f"{_word(node['class'])} can't be part of it")
+            if node["class"] == "FUNCTION":
+                arguments = node["arguments"] if "arguments" in node else node["children"]
+                name = node["function_name"].lower()
+                calls[name] = min(len(arguments), calls.get(name, len(arguments)))
+            if node["class"] == "COLUMN_REF" and node["column_names"][0].lower() == RELATION:
+                raise refusal(where, f"{RELATION} is no column")
+        for name in sorted(calls.keys() - vetted):
+            self._check_function(where, name, calls[name], vetted | {name})
+
+    def _check_function(
+        self, where: str, name: str, arguments: int, vetted: frozenset[str]
+    ) -> None:
+        entries = self._connection.execute(
+            "SELECT function_type, stability, macro_definition FROM duckdb_functions() "
+            "WHERE lower(function_name) = ?",
+            [name],
+        ).fetchall()
+        kinds = {kind for kind, _, _ in entries}
+        if kinds & {"aggregate", "window"}:
+            raise refusal(where, f"{name}() looks at more than one row")
+        scalar = "CONSISTENT" in {stability for kind, stability, _ in entries if kind == "scalar"}
+        macros = [definition for kind, _, definition in entries if kind == "macro"]
+        clock = name == "age" and arguments == 1  # to the current date
+        if entries and (clock or not (scalar or macros)):
+            raise refusal(where, f"{name}() is not a function of the row alone")
+        for definition in macros:
+            self._check_macro(where, name, definition, vetted)
+
+    def _check_macro(self, where: str, name: str, definition: str, vetted: frozenset[str]) -> None:
+        tree = self._tree(definition)
+        refs = (node["column_names"][0].lower() for node in _nodes(tree) if "column_names" in node)
+        if not _VALUE_FUNCTIONS.isdisjoint(refs):
+            raise refusal(where, f"{name}() is not a function of the row alone")
+        try:
+            self._check(definition, tree, vetted)
+        except PlanError:
+            raise refusal(where, f"{name}() is not a function of the row alone") from None
+
+
+def refusal(where: str, why: str) -> PlanError:
+    """The error that says, on one line, why `where` can't select."""
+    return PlanError(f"where {' '.join(where.split())!r}: {' '.join(why.split())}")
+
+
+def _message(error: Exception) -> str:
+    """DuckDB's message, without its excerpt of a query that the user never typed."""
+    return str(error).split("\n\nLINE ")[0]
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every node of a syntax tree that is an expression."""
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if "class" in node:
+                yield node
+            stack += node.values()
+        elif isinstance(node, list):
+            stack += node
+
+
+def _meaning(tree: Any) -> Any:
+    """A syntax tree without the places of its words in the text."""
+    if isinstance(tree, dict):
+        return {k: _meaning(v) for k, v in tree.items() if not k.startswith("query_location")}
+    return [_meaning(part) for part in tree] if isinstance(tree, list) else tree
+
+
+def _word(kind: str) -> str:
+    words = {"STAR": "*", "SUBQUERY": "a subquery", "WINDOW": "a window function"}
+    return words.get(kind, kind.lower().replace("_", " "))

@@ -1,0 +1,188 @@
+"""What names objects: version documents, `latest` and key-sets; all small JSON files.
+
+Documents and key-sets are linked to their names once and never rewritten. Only `latest.json` is
+replaced, under a lock. Readers trust nothing they find: each error names the file.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fsmount.errors import (
+    FormatError,
+    InvalidNameError,
+    KeysetExistsError,
+    StoreError,
+)
+from fsmount.formats import document as documents
+from fsmount.formats import keyset as keysets
+from fsmount.formats.checked import dump_document, get, load_object
+from fsmount.formats.keyset import Keyset
+from fsmount.model import FORMAT, Digest, VersionDocument, check_tag
+from fsmount.store import durable
+
+VERSIONS = "versions"
+KEYSETS = "keysets"
+LATEST_FILE = "latest.json"
+LATEST_LOCK = "latest.lock"
+DOCUMENT_LIMIT = 16 << 20  # bytes; ours have about one thousand
+_SUFFIX = ".json"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What a pruned version leaves behind, so that its tag is never used again."""
+
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """What `latest.json` says: the tag and its table."""
+
+    tag: str
+    table: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Refs:
+    """The references of the store at `root`. Holds only that path: picklable, thread-safe."""
+
+    root: str
+
+    def path(self, tag: str) -> str:
+        """Where the document of `tag` lies, whether it is there or not."""
+        return f"{self.root}/{VERSIONS}/{check_tag(tag)}{_SUFFIX}"
+
+    def read(self, tag: str) -> VersionDocument | Tombstone | None:
+        """What stands under `tag`; FormatError if that is damaged or another tag's document."""
+        return _read(self.path(tag), lambda data: _parse_version(tag, data))
+
+    def documents(self) -> tuple[VersionDocument, ...]:
+        """All versions but the pruned ones, by time of creation and tag; FormatError as `read`."""
+        found = [self.read(tag) for tag in _names(f"{self.root}/{VERSIONS}", check_tag)]
+        versions = [version for version in found if isinstance(version, VersionDocument)]
+        return tuple(sorted(versions, key=lambda version: (version.created_at, str(version.tag))))
+
+    def add(self, document: VersionDocument, staging: str) -> bool:
+        """Link `document` to its tag and return True; False if the tag is there already.
+
+        Either way the directory is not yet synced.
+        """
+        data = documents.encode(document)
+        return _link_new(data, self.path(str(document.tag)), staging)
+
+    def sync(self) -> None:
+        """Make the names of all documents, and of the store's parts, durable."""
+        durable.sync_directory(f"{self.root}/{VERSIONS}")
+        durable.sync_directory(self.root)
+
+    def latest(self) -> Latest | None:
+        """What `latest` names, None before the first version; FormatError if that is damaged."""
+        return _read(f"{self.root}/{LATEST_FILE}", _parse_latest)
+
+    def set_latest(self, latest: Latest, staging: str) -> None:
+        """Replace `latest`, durably. The caller holds the lock."""
+        staged = f"{staging}/{secrets.token_hex(16)}"
+        value = {"format": FORMAT, "tag": latest.tag, "table": latest.table}
+        durable.write_file(staged, dump_document(value))
+        durable.replace(staged, f"{self.root}/{LATEST_FILE}")
+        durable.sync_directory(self.root)
+
+    def keysets(self, table: Digest) -> dict[str, Keyset]:
+        """The key-sets of the version with `table`, by name and sorted; FormatError if damaged."""
+        directory = f"{self.root}/{KEYSETS}/{table}"
+        found = {name: self._keyset(table, name) for name in _names(directory, str)}
+        return {name: keyset for name, keyset in found.items() if keyset is not None}
+
+    def put_keyset(self, keyset: Keyset, staging: str) -> bool:
+        """Store `keyset` under its name, durably; False if that very key-set is there.
+
+        Raises KeysetExistsError when the name is taken by another.
+        """
+        directory = f"{self.root}/{KEYSETS}/{keyset.table}"
+        durable.make_directory(directory)
+        fresh = _link_new(
+            keysets.encode_pointer(keyset), f"{directory}/{keyset.name}{_SUFFIX}", staging
+        )
+        durable.sync_directory(directory)
+        durable.sync_directory(f"{self.root}/{KEYSETS}")
+        if not fresh and self._keyset(keyset.table, keyset.name) != keyset:
+            raise KeysetExistsError(
+                f"key-set {keyset.name!r} exists with other keys or another selection; "
+                "choose another name"
+            )
+        return fresh
+
+    def _keyset(self, table: Digest, name: str) -> Keyset | None:
+        path = f"{self.root}/{KEYSETS}/{table}/{name}{_SUFFIX}"
+        return _read(path, lambda data: _parse_keyset(table, name, data))
+
+
+def _names(directory: str, check: Callable[[str], object]) -> list[str]:
+    """The names of the JSON files in `directory`, sorted; FormatError for one that `check` refuses.
+
+    Hidden files and other suffixes are what file managers and file servers leave behind.
+    """
+    try:
+        files = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(f"can't read {directory}: {durable.cause(error)}") from error
+    found = [name for name in files if name.endswith(_SUFFIX) and not name.startswith(".")]
+    names = sorted(name.removesuffix(_SUFFIX) for name in found)
+    for name in names:
+        try:
+            check(name)
+        except InvalidNameError as error:
+            raise FormatError(f"{directory}/{name}{_SUFFIX}: {error}") from error
+    return names
+
+
+def _read(path: str, parse: Callable[[bytes], T]) -> T | None:
+    """Parse the file `path`, None where there is none; a FormatError then names `path`."""
+    data = durable.read_small(path, DOCUMENT_LIMIT)
+    if data is None:
+        return None
+    try:
+        return parse(data)
+    except (FormatError, InvalidNameError) as error:
+        raise FormatError(f"{path}: {error}") from error
+
+
+def _link_new(data: bytes, path: str, staging: str) -> bool:
+    staged = f"{staging}/{secrets.token_hex(16)}"
+    durable.write_file(staged, data)
+    fresh = durable.link(staged, path)
+    durable.remove(staged)
+    return fresh
+
+
+def _parse_version(tag: str, data: bytes) -> VersionDocument | Tombstone:
+    value = load_object(data, "version document")
+    documents.check_format(value)
+    if value.get("tag") != tag:
+        raise FormatError(f"it is the document of tag {value.get('tag')!r}")
+    if value.get("pruned") is True:
+        return Tombstone(check_tag(tag))
+    return documents.decode(data)
+
+
+def _parse_latest(data: bytes) -> Latest:
+    value = load_object(data, "latest")
+    documents.check_format(value)
+    return Latest(check_tag(get(value, "tag", str)), Digest(get(value, "table", str)))
+
+
+def _parse_keyset(table: Digest, name: str, data: bytes) -> Keyset:
+    keyset = keysets.decode_pointer(data)
+    if (keyset.table, keyset.name) != (table, name):
+        raise FormatError(f"it is key-set {keyset.name!r} of table {keyset.table}")
+    return keyset

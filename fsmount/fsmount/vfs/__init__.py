@@ -1,0 +1,1 @@
+"""A version as a file system, without any driver's protocol."""

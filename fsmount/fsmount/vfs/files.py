@@ -1,0 +1,91 @@
+"""The fixed files of a version: document, checksums, table, manifests and shards."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+from fsmount.model import ObjectRef
+from fsmount.vfs.attrs import Attrs
+from fsmount.vfs.filesystem import (
+    DirEntry,
+    Entry,
+    Handle,
+    Kind,
+    absent,
+    node_number,
+    not_a_directory,
+    os_error,
+    slot_and_place,
+    stale,
+)
+from fsmount.vfs.layout import Content, size_of
+from fsmount.vfs.reads import BytesHandle, ObjectReader
+from fsmount.vfs.tree import PathTree
+
+
+class FixedFiles:
+    """A PathTree as nodes of one slot, place for place."""
+
+    def __init__(
+        self,
+        tree: PathTree[Content],
+        *,
+        slot: int,
+        attrs: Attrs,
+        reader: ObjectReader,
+        prefix: str,
+    ) -> None:
+        """`prefix` stands before the paths in messages."""
+        self._tree = tree
+        self._slot = slot
+        self._attrs = attrs
+        self._reader = reader
+        self._prefix = prefix
+
+    def lookup(self, parent: int, name: str) -> Entry:
+        place = self._directory(parent)
+        found = self._tree.child(place, name)
+        if found is None:
+            raise absent(f"{self._tree.path(place)}/{name}")
+        return self._entry(found)
+
+    def getattr(self, node: int) -> Entry:
+        return self._entry(self._place(node))
+
+    def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
+        return self._list(self._directory(node), offset)
+
+    def open(self, node: int) -> Handle:
+        place = self._place(node)
+        content = self._tree.content(place)
+        if content is None:
+            raise os_error(errno.EISDIR, self._tree.path(place))
+        if isinstance(content, ObjectRef):
+            return self._reader.open(content, self._prefix + self._tree.path(place), node)
+        return BytesHandle(node, content)
+
+    def _list(self, place: int, offset: int) -> Iterator[DirEntry]:
+        tree = self._tree
+        for child, behind in tree.children(place, offset):
+            kind = Kind.DIRECTORY if tree.is_directory(child) else Kind.FILE
+            yield DirEntry(tree.name(child), node_number(self._slot, child), kind, behind)
+
+    def _place(self, node: int) -> int:
+        place = slot_and_place(node)[1]
+        if place not in self._tree:
+            raise stale(node)
+        return place
+
+    def _directory(self, node: int) -> int:
+        place = self._place(node)
+        if not self._tree.is_directory(place):
+            raise not_a_directory(self._tree.path(place))
+        return place
+
+    def _entry(self, place: int) -> Entry:
+        node = node_number(self._slot, place)
+        content = self._tree.content(place)
+        if content is None:
+            return self._attrs.directory(node, 2 + self._tree.subdirectories(place))
+        return self._attrs.file(node, size_of(content))

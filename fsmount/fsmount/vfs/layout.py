@@ -1,0 +1,68 @@
+"""Which files a mounted version has, and what each of them holds. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from fsmount.model import MANIFEST_SUFFIX, ObjectRef, Partition, Version
+from fsmount.vfs.tree import PathTree
+
+DOCUMENT = "VERSION.json"
+CHECKSUMS = "SHA256SUMS"
+TABLE = "partitions.parquet"
+MANIFESTS = "manifests"
+SHARDS = "shards"
+KEYSETS = "keysets"
+SAMPLES = "samples"
+
+Content = ObjectRef | bytes  # an object of the store, or bytes that the server holds itself
+
+
+def size_of(content: Content) -> int:
+    """The size in bytes of a file with this content."""
+    return content.size if isinstance(content, ObjectRef) else len(content)
+
+
+def manifest_path(partition: str) -> str:
+    """The path of a partition's manifest from the version's root."""
+    return f"{MANIFESTS}/{partition}{MANIFEST_SUFFIX}"
+
+
+def shard_path(partition: str, index: int) -> str:
+    """The path of a partition's shard from the version's root; `index` is its place in the list."""
+    return f"{SHARDS}/{partition}/{index:06d}.tar"
+
+
+def _partition_files(partition: Partition) -> Iterable[tuple[str, ObjectRef]]:
+    yield manifest_path(partition.id), partition.manifest
+    for index, shard in enumerate(partition.shards):
+        yield shard_path(partition.id, index), shard
+
+
+def version_tree(version: Version, document: bytes) -> PathTree[Content]:
+    """The tree of a version, whose document reads `document`.
+
+    The growing `keysets` and the unlisted `samples` are not part of it. `manifests` and `shards`
+    are always there. Raises FormatError if the ids of hostile partitions would clash.
+    """
+    files: dict[str, Content] = {DOCUMENT: document, TABLE: version.document.table}
+    for partition in version.partitions:
+        files.update(_partition_files(partition))
+    files[CHECKSUMS] = checksums(PathTree(files).files())
+    return PathTree(files, (MANIFESTS, SHARDS))
+
+
+def checksums(files: Iterable[tuple[str, Content]]) -> bytes:
+    """What `sha256sum -c` reads: one line for each file."""
+    return b"".join(checksum_line(path, _digest(content)).encode() for path, content in files)
+
+
+def checksum_line(path: str, digest: str) -> str:
+    r"""A line of GNU sha256sum; it begins with "\" where a backslash or newline is escaped."""
+    escaped = path.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"{'' if escaped == path else chr(92)}{digest}  {escaped}\n"
+
+
+def _digest(content: Content) -> str:
+    return content.digest if isinstance(content, ObjectRef) else hashlib.sha256(content).hexdigest()

@@ -1,0 +1,164 @@
+"""Reading objects so that no fault goes unnoticed: what was checked is the descriptor that is read.
+
+A missing object, one of another size, a failing disk: each is an error that names file, object and
+cause, and EIO for whoever reads that file. A read is never short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fsmount.errors import FormatError, FsmountError, IntegrityError, ObjectMissingError, StoreError
+from fsmount.model import Digest, ObjectRef
+from fsmount.store import durable
+from fsmount.store.objects import Objects
+
+_CHUNK = 1 << 20
+
+Identity = tuple[int, int, int, int]  # device, inode, size, modification time: one state of a file
+
+
+class Verify(StrEnum):
+    """What is checked when an object is opened."""
+
+    SIZE = "size"  # that it is there and as long as it should be
+    OPEN = "open"  # its digest as well, once for each server and state of the object's file
+
+
+@dataclass(slots=True)
+class BytesHandle:
+    """An open file whose bytes are in memory and known to be right."""
+
+    node: int
+    data: bytes
+    keep_cache: bool = True
+
+    def read(self, size: int, offset: int) -> bytes:
+        return self.data[offset : offset + size]
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class ObjectHandle:
+    """An open object; `about` is the path it is shown under."""
+
+    node: int
+    fd: int
+    ref: ObjectRef
+    about: str
+    keep_cache: bool
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Up to the object's end, exactly what was asked for; IntegrityError or StoreError."""
+        wanted = max(0, min(size, self.ref.size - offset))
+        data = self._pread(wanted, offset)
+        while len(data) < wanted:
+            more = self._pread(wanted - len(data), offset + len(data))
+            if not more:
+                raise IntegrityError(
+                    f"{self.about}: object {self.ref.digest} ends at byte {offset + len(data)} "
+                    f"instead of {self.ref.size}"
+                )
+            data += more
+        return data
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        try:
+            return os.pread(self.fd, size, offset)
+        except OSError as error:
+            raise StoreError(
+                f"{self.about}: can't read object {self.ref.digest} at byte {offset}: "
+                f"{durable.cause(error)}"
+            ) from error
+
+
+class ObjectReader:
+    """Opens the objects of one store. Safe in any thread."""
+
+    def __init__(self, objects: Objects, verify: Verify = Verify.SIZE) -> None:
+        self._objects = objects
+        self._verify = verify
+        self._verified: dict[Digest, Identity] = {}
+        self._hashing: dict[Digest, threading.Lock] = {}
+        self._last_opened: dict[int, Identity] = {}
+
+    def open(self, ref: ObjectRef, about: str, node: int) -> ObjectHandle:
+        """Open and check an object that is shown as `about` at `node`.
+
+        Raises ObjectMissingError, IntegrityError (another size or other bytes) or StoreError.
+        """
+        fd = self._open(ref, about)
+        try:
+            identity = self._check(fd, ref, about)
+        except BaseException:
+            os.close(fd)
+            raise
+        keep_cache = self._last_opened.get(node) == identity
+        self._last_opened[node] = identity
+        return ObjectHandle(node, fd, ref, about, keep_cache)
+
+    def read_range(self, ref: ObjectRef, size: int, offset: int, about: str) -> bytes:
+        """Exactly `size` bytes of an object from `offset`; raises as `open` and `read` do."""
+        fd = self._open(ref, about)
+        try:
+            self._check(fd, ref, about)
+            return ObjectHandle(0, fd, ref, about, keep_cache=False).read(size, offset)
+        finally:
+            os.close(fd)
+
+    def read_all(self, ref: ObjectRef, about: str) -> bytes:
+        """All bytes of an object, hashed and found right; raises as `open` does."""
+        try:
+            return self._objects.read(ref)
+        except (StoreError, FormatError) as error:
+            raise type(error)(f"{about}: {error}") from error
+
+    def _open(self, ref: ObjectRef, about: str) -> int:
+        path = self._objects.path(ref.digest)
+        try:
+            return durable.open_regular(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectMissingError(f"{about}: object {path} is missing") from None
+        except OSError as error:
+            raise StoreError(
+                f"{about}: can't open object {path}: {durable.cause(error)}"
+            ) from error
+        except FsmountError as error:
+            raise IntegrityError(f"{about}: {error}") from error
+
+    def _check(self, fd: int, ref: ObjectRef, about: str) -> Identity:
+        found = os.fstat(fd)
+        if found.st_size != ref.size:
+            raise IntegrityError(
+                f"{about}: object {self._objects.path(ref.digest)} has {found.st_size} bytes "
+                f"instead of {ref.size}"
+            )
+        identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._verify is Verify.OPEN:
+            with self._hashing.setdefault(ref.digest, threading.Lock()):
+                if self._verified.get(ref.digest) != identity:
+                    self._hash(fd, ref, about)
+                    self._verified[ref.digest] = identity
+        return identity
+
+    def _hash(self, fd: int, ref: ObjectRef, about: str) -> None:
+        digest = hashlib.sha256()
+        handle = ObjectHandle(0, fd, ref, about, keep_cache=False)
+        for offset in range(0, ref.size, _CHUNK):
+            digest.update(handle.read(_CHUNK, offset))
+        if digest.hexdigest() != ref.digest:
+            raise IntegrityError(
+                f"{about}: object {self._objects.path(ref.digest)} is damaged: "
+                f"its bytes have the digest {digest.hexdigest()}"
+            )

@@ -1,0 +1,1 @@
+"""Stream a mounted version into PyTorch."""

@@ -1,0 +1,207 @@
+"""Selections over manifests: what they mean, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from fsmount.errors import PlanError
+from fsmount.formats import manifest, sample
+from fsmount.model import Digest, ShardRef
+from fsmount.select import rows_of_keys, rows_where
+from fsmount.select.expression import Params
+
+HEADER = sample.read_schema(sample.encode({})).header
+
+
+def manifest_bytes(partition: str, sidecars: Sequence[object], **texts: str) -> bytes:
+    """A manifest whose row i has the key `<partition>/i` and the sidecar `sidecars[i]`."""
+    rows = [
+        manifest.Row(
+            key=f"{partition}/{place}",
+            shard=0,
+            index=place,
+            offset=512 + 1024 * place,
+            size=100,
+            raw_size=64,
+            checksum=place,
+            sha256=bytes(32),
+            schema=0,
+            texts=tuple(manifest.Text(name, "<U9", value) for name, value in texts.items()),
+            sidecar=None if value is None else json.dumps(value).encode(),
+        )
+        for place, value in enumerate(sidecars)
+    ]
+    revision = Digest("0" * 64)
+    shard = ShardRef(revision, 512 + 1024 * len(rows), len(rows))
+    meta = manifest.ManifestMeta(partition, revision, revision, (shard,), (HEADER,), (), "zstd")
+    return manifest.encode(rows, meta)
+
+
+def select(where: str, *manifests: bytes, params: Params = None) -> list[list[int]]:
+    return [rows.tolist() for rows in rows_where([lambda m=m: m for m in manifests], where, params)]
+
+
+A = manifest_bytes(
+    "a",
+    [
+        {"label": 1, "name": "x;y", "gps": {"lat": 1.5}, "tags": [1, 2]},
+        {"label": 2, "name": "y", "gps": {"lat": -1.5}, "tags": []},
+        {"label": None, "name": "z"},
+        None,
+    ],
+)
+B = manifest_bytes("b", [{"label": 3, "only_b": True}, {"label": 1, "mixed": "text"}])
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("label <> 1", [[1], [0]]),
+        ("label IS NULL", [[2, 3], []]),
+        ("only_b", [[], [0]]),
+        ("only_b IS NULL", [[0, 1, 2, 3], [1]]),
+        ("LABEL = 2", [[1], []]),
+        ("name = 'x;y' -- a comment", [[0], []]),
+        ("gps.lat < 0 OR list_contains(tags, 2)", [[0, 1], []]),
+        ("len(list_filter(tags, lambda t: t > 1)) = 1", [[0], []]),
+        ("__index__ = 0 AND __key__ LIKE 'b/%'", [[], [0]]),
+        ("label BETWEEN 2 AND 3 AND NOT (name = 'y') IS TRUE", [[], [0]]),
+        ("label::VARCHAR IN ('1', '2')", [[0, 1], [1]]),
+        ("list_sum(tags) = 3", [[0], []]),
+        ("NULL", [[], []]),
+        ("true", [[0, 1, 2, 3], [0, 1]]),
+    ],
+)
+def test_an_expression_is_evaluated_row_by_row(where: str, expected: list[list[int]]) -> None:
+    assert select(where, A, B) == expected
+
+
+def test_parameters_by_place_and_by_name() -> None:
+    assert select("label = ? OR name = ?", A, B, params=[3, "y"]) == [[1], [0]]
+    assert select("label = $l", A, B, params={"l": 1}) == [[0], [1]]
+    with pytest.raises(PlanError, match="Values were not provided"):
+        select("label = $l", A, B)
+    with pytest.raises(PlanError, match="excess"):
+        select("label = $l", A, B, params={"l": 1, "m": 2})
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("label = 1;", "one expression|syntax error"),
+        ("label = 1; DROP TABLE x", "Only SELECT"),
+        ("label = 1 ORDER BY label", "syntax error"),
+        ("label = 1 LIMIT 1", "syntax error"),
+        ("label = 1 GROUP BY label", "syntax error"),
+        ("label = 1 UNION SELECT 2", "syntax error"),
+        ("label = 1) OR (true", "syntax error"),
+        ("true) UNION (SELECT 1", "syntax error"),
+        ("label = 1 /*", "unterminated"),
+        ("", "syntax error"),
+        ("label, name", "syntax error"),
+        ("label = (SELECT 1)", "subquery"),
+        ("EXISTS (SELECT 1)", "subquery"),
+        ("label IN (FROM read_csv('/etc/passwd'))", "subquery"),
+        ("count(*) > 1", "more than one row"),
+        ("max(label) = 1", "more than one row"),
+        ("row_number() OVER () = 1", "window|more than one row"),
+        ("random() < 0.5", "not a function of the row"),
+        ("uuid() IS NULL", "not a function of the row"),
+        ("now() > TIMESTAMP '2000-01-01'", "not a function of the row"),
+        ("age(TIMESTAMP '2000-01-01') IS NULL", "not a function of the row"),
+        ("ago(INTERVAL 1 DAY) IS NULL", "not a function of the row"),
+        ("nextval('s') = 1", "not a function of the row"),
+        ("getvariable('x') = 1", "not a function of the row"),
+        ("current_date > DATE '2000-01-01'", "'current_date' is no column"),
+        ("list_filter([1], lambda user: true) = [] OR user IS NULL", "no column"),
+        ("COLUMNS(*) = 1", r"\* can't"),
+        ("#1 = 1", "positional"),
+        ("__fsmount_rows__ IS NULL", "no column"),
+        ("read_text('/etc/passwd') = ''", "not a function of the row|does not exist"),
+        ("lable = 1", 'Referenced column "lable" not found.*"label"'),
+        ("nosuch(label)", "nosuch does not exist"),
+        ("name", "Could not convert string"),
+        ("label = 'one'", "Could not convert string"),
+        ("name + 1 = 2", "Binder Error"),
+    ],
+)
+def test_anything_but_such_an_expression_is_refused_on_one_line(where: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message) as caught:
+        select(where, A, B)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_field_of_mixed_types_is_compared_as_json_text() -> None:
+    numbers = manifest_bytes("n", [{"v": 1}, {"v": None}, {}])
+    words = manifest_bytes("w", [{"v": "one"}, {"v": "1"}])
+    mixed = manifest_bytes("m", [{"v": 1.5}, {"v": {}}])
+    assert select("v = '1'", numbers, words, mixed) == [[0], [], []]
+    assert select("v = '\"one\"'", numbers, words, mixed) == [[], [0], []]
+    assert select("v IN ('{}', '1.5')", numbers, words, mixed) == [[], [], [0, 1]]
+    assert select("v IS NULL", numbers, words, mixed) == [[1, 2], [], []]
+
+
+def test_integers_stay_exact_or_are_refused() -> None:
+    small = manifest_bytes("s", [{"v": -1}])
+    large = manifest_bytes("l", [{"v": 2**64 - 1}])
+    assert select(f"v = {2**64 - 1} OR v = -1", small, large) == [[0], [0]]
+    with pytest.raises(PlanError, match="'v' can't be compared as double"):
+        select("v > 0", manifest_bytes("r", [{"v": 0.5}]), manifest_bytes("i", [{"v": 2**53 + 1}]))
+
+
+def test_structs_join_over_partitions() -> None:
+    left, right = manifest_bytes("l", [{"s": {"a": 1}}]), manifest_bytes("r", [{"s": {"b": "x"}}])
+    assert select("s.a = 1 OR s.b = 'x'", left, right) == [[0], [0]]
+
+
+def test_text_arrays_are_columns() -> None:
+    assert select("town = 'Ulm'", manifest_bytes("t", [None, None], town="Ulm")) == [[0, 1]]
+    mixed = manifest_bytes("n", [{"town": 5}])
+    ulm = manifest_bytes("t", [None], town="Ulm")
+    assert select("town = '\"Ulm\"'", ulm, mixed) == [[0], []]
+
+
+def test_columns_that_differ_only_in_case() -> None:
+    both = manifest_bytes("c", [{"Label": 1, "label": 2}])
+    assert select("Label = 1", both) == [[0]]
+    assert select("label = 2", both) == [[0]]
+    for where in ("LABEL = 1", "Label = 1 AND label = 2"):
+        with pytest.raises(PlanError, match="differ only in case"):
+            select(where, both)
+
+
+def test_many_manifests_pass_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsmount.select.rows._ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("fsmount.select.keys._ROWS_AT_ONCE", 3)
+    many = [manifest_bytes(f"p{n}", [{"v": n + i} for i in range(n % 4 + 1)]) for n in range(11)]
+    expected = [[i for i in range(n % 4 + 1) if (n + i) % 3 == 0] for n in range(11)]
+    assert select("v % 3 = 0", *many) == expected
+    keys = [f"p{n}/{i}" for n in range(11) for i in expected[n]]
+    found = rows_of_keys([lambda m=m: m for m in many], keys[::-1])
+    assert [rows.tolist() for rows in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [(["a/0", "a/9"], "not in this version: 'a/9'"), (["a/0", "a/0"], "'a/0' is listed twice")],
+)
+def test_keys_that_can_t_be_selected(keys: list[str], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        list(rows_of_keys([lambda: A, lambda: B], keys))
+
+
+def test_only_named_columns_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    decode = manifest.decode
+
+    def spy(data: bytes, columns: Sequence[str] | None = None) -> manifest.Manifest:
+        asked.append(columns)
+        return decode(data, columns)
+
+    monkeypatch.setattr(manifest, "decode", spy)
+    assert select("label = 1", A, B) == [[0], [1]]
+    assert {name for columns in asked for name in columns} == {"label"}
