@@ -149,7 +149,7 @@ def test_integers_stay_exact_or_are_refused() -> None:
     small = manifest_bytes("s", [{"v": -1}])
     large = manifest_bytes("l", [{"v": 2**64 - 1}])
     assert select(f"v = {2**64 - 1} OR v = -1", small, large) == [[0], [0]]
-    with pytest.raises(PlanError, match="'v' can't be compared as double"):
+    with pytest.raises(PlanError, match="'v' can't be read as double"):
         select("v > 0", manifest_bytes("r", [{"v": 0.5}]), manifest_bytes("i", [{"v": 2**53 + 1}]))
 
 
@@ -204,4 +204,4 @@ def test_only_named_columns_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(manifest, "decode", spy)
     assert select("label = 1", A, B) == [[0], [1]]
-    assert {name for columns in asked for name in columns} == {"label"}
+    assert {name for columns in asked for name in columns} == {"label", "__index__"}

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from handmade import publish_version
+
 from fsmount.errors import FsmountError
 from fsmount.store import Store
-from fsmount.testing.tiny import publish_tiny_version
 
 # Every call of `os` by which a store is changed.
 MUTATING = (
@@ -53,7 +54,7 @@ def carry_out(order: dict[str, Any]) -> str:
     content = {name: data.encode() for name, data in order["content"].items()}
     try:
         store = Store.create(order["path"])
-        return str(publish_tiny_version(store, order["tag"], content, replaces=order["replaces"]))
+        return str(publish_version(store, order["tag"], content, replaces=order["replaces"]))
     except FsmountError as error:
         return f"{type(error).__name__}: {error}"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from agents import Agent, agents
+from handmade import verify_version
 
 from fsmount.model import LatestRef, TagRef
 from fsmount.store import Store
-from fsmount.testing.tiny import verify_version
 
 ROUNDS = 15
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from agents import Agent
 from disk import Disk
+from handmade import publish_version, verify_version
 
 from fsmount.model import LatestRef, TagRef, VersionDocument
 from fsmount.store import Store
-from fsmount.testing.tiny import publish_tiny_version, verify_version
 
 OLD = {"a": b"old a", "b": b"same"}
 NEW = {"a": b"new a", "b": b"same", "c": b"new c"}
@@ -43,15 +43,15 @@ def complete(
     with monkeypatch.context() as patch:
         disk = Disk(root, patch, before)
         store = Store.create(str(root))
-        publish_tiny_version(store, "new", NEW, replaces=replaces)
+        publish_version(store, "new", NEW, replaces=replaces)
         for name in [*files(root), "latest.json", "store.json"]:
             assert disk.has(root / name), name
-    assert not publish_tiny_version(store, "new", NEW, replaces=replaces)  # it is complete
+    assert not publish_version(store, "new", NEW, replaces=replaces)  # it is complete
     return store
 
 
 def old_store(root: Path) -> str | None:
-    publish_tiny_version(Store.create(str(root)), "old", OLD)
+    publish_version(Store.create(str(root)), "old", OLD)
     return "old"
 
 
@@ -95,7 +95,7 @@ def test_nothing_names_what_a_power_cut_would_lose(
     root = tmp_path / "store"
     disk = Disk(root, monkeypatch, before=tmp_path / "nothing")
     store = Store.create(str(root))
-    publish_tiny_version(store, "old", OLD)
-    publish_tiny_version(store, "new", NEW, replaces="old")
+    publish_version(store, "old", OLD)
+    publish_version(store, "new", NEW, replaces="old")
     assert disk.checked > 10
     assert all(disk.has(root / name) for name in [*files(root), "latest.json", "store.json"])

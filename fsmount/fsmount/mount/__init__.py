@@ -1,1 +1,1 @@
-"""."""
+"""Showing versions as directories: drivers, and what starts, lists and ends mounts."""

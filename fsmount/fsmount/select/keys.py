@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from fsmount.errors import PlanError
 from fsmount.formats import manifest
-from fsmount.select.rows import ReadManifest
+from fsmount.select.columns import ReadManifest
 
 _ROWS_AT_ONCE = 1 << 20
 _SHOWN = 3  # keys named in a message

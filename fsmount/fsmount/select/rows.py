@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from fsmount.formats import fields, manifest
+from fsmount.formats import manifest
+from fsmount.select.columns import OWN_TYPES, Columns, ReadManifest, column_types
 from fsmount.select.expression import Engine, Expression, Params, Rows, refusal
 
-ReadManifest = Callable[[], bytes | memoryview | pa.Buffer]
-
 _ROWS_AT_ONCE = 1 << 16  # of all manifests that one query looks at
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The columns an expression needs, each with one type over all manifests."""
-
-    types: dict[str, pa.DataType]
-    texts: frozenset[str]  # those compared as JSON text
-
-    def to_read(self) -> list[str]:
-        """The columns to read of each manifest."""
-        verbatim = {"__sidecar__", "__text__"} if self.texts else set()
-        return sorted({*self.types, *verbatim})
 
 
 def rows_where(
@@ -48,7 +32,7 @@ def rows_where(
         columns = _resolve(engine, manifests, expression, params)
         group: list[pa.Table] = []
         for read in manifests:
-            group.append(_conformed(read, columns, where))
+            group.append(columns.read(read()))
             if sum(table.num_rows for table in group) >= _ROWS_AT_ONCE:
                 yield from _matches(engine, group, expression, params)
                 group = []
@@ -67,32 +51,13 @@ def _matches(
 
 def _resolve(
     engine: Engine, manifests: Sequence[ReadManifest], expression: Expression, params: Params
-) -> _Columns:
+) -> Columns:
     """Find the columns that `expression` names and the type of each over all manifests."""
-    own = {field.name: field.type for field in manifest.SCHEMA}
-    if own.keys() >= set(expression.names):
-        return _Columns({name: own[name] for name in expression.names}, frozenset())
-    known: dict[str, set[pa.DataType | None]] = {name: {kind} for name, kind in own.items()}
-    for read in manifests:
-        for name, kind in _types(read).items():
-            known.setdefault(name, set()).add(kind)
+    if set(manifest.OWN_COLUMNS) >= set(expression.names):
+        return Columns.unify(OWN_TYPES, expression.names)
+    known = column_types(manifests)
     _refuse_unknown(engine, expression, params, list(known))
-    types: dict[str, pa.DataType] = {}
-    texts = set()
-    for name in sorted(_referenced(expression, known)):
-        kind = fields.unify(known[name])
-        types[name] = pa.string() if kind is None else kind
-        if kind is None:
-            texts.add(name)
-    return _Columns(types, frozenset(texts))
-
-
-def _types(read: ReadManifest) -> dict[str, pa.DataType | None]:
-    """The type of each column of a manifest, None where it is JSON text."""
-    data = read()
-    meta = manifest.decode(data, []).meta
-    schema = pq.read_schema(pa.BufferReader(data))
-    return {f.name: None if f.name in meta.json_columns else f.type for f in schema}
+    return Columns.unify(known, _referenced(expression, known))
 
 
 def _refuse_unknown(
@@ -118,38 +83,3 @@ def _referenced(expression: Expression, known: Collection[str]) -> set[str]:
         if ambiguous or found.setdefault(name.lower(), column) != column:
             raise refusal(expression.sql, f"columns {alike} differ only in case")
     return set(found.values())
-
-
-def _conformed(read: ReadManifest, columns: _Columns, where: str) -> pa.Table:
-    """The columns of one manifest in the types that they have over all of them."""
-    found = manifest.decode(read(), columns.to_read())
-    arrays = []
-    for name, kind in columns.types.items():
-        if name not in found.table.column_names:
-            arrays.append(pa.chunked_array([pa.nulls(found.table.num_rows, kind)]))
-        elif name in columns.texts:
-            arrays.append(_json_texts(found, name))
-        else:
-            arrays.append(_cast(found.table.column(name), kind, name, where))
-    # A table without columns has no rows, so one that is always there is kept.
-    arrays.append(pa.chunked_array([pa.nulls(found.table.num_rows)]))
-    return pa.table(arrays, names=[*columns.types, "__fsmount_rows_count__"])
-
-
-def _cast(column: pa.ChunkedArray, kind: pa.DataType, name: str, where: str) -> pa.ChunkedArray:
-    try:
-        return column.cast(kind)
-    except pa.ArrowInvalid as error:
-        raise refusal(where, f"field {name!r} can't be compared as {kind}: {error}") from None
-
-
-def _json_texts(found: manifest.Manifest, name: str) -> pa.ChunkedArray:
-    """The JSON text of a field in each row, from the verbatim sidecar where there is one."""
-    column = found.table.column(name)
-    if name in found.meta.json_columns:
-        return column.cast(pa.string())
-    values = column.to_pylist()
-    for row, sidecar in enumerate(found.table.column("__sidecar__").to_pylist()):
-        parsed = {} if sidecar is None else fields.parse_sidecar(sidecar)
-        values[row] = parsed.get(name, values[row])
-    return pa.chunked_array([fields.json_column(values)])

@@ -53,7 +53,7 @@ class _Shard:
 
 
 def numbered(key: str, number: int, size: int = 100) -> Sample:
-    """A sample of `size` floats and a label, all told by `number`; every other one has a sidecar."""
+    """A sample of `size` floats and a label, told by `number`; every other one has a sidecar."""
     values = np.random.default_rng(number).standard_normal(size).astype(np.float32)
     sidecar = b'{"number": %d, "name": "n%d"}\n' % (number, number) if number % 2 == 0 else None
     return Sample(key, {"label": np.array(number), "values": values}, (), sidecar)

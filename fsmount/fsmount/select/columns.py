@@ -1,0 +1,96 @@
+"""Columns of many manifests, each with the one type that it has over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fsmount.errors import PlanError
+from fsmount.formats import fields, manifest
+
+ReadManifest = Callable[[], bytes | memoryview | pa.Buffer]
+Types = Mapping[str, Iterable[pa.DataType | None]]
+
+OWN_TYPES: Types = {field.name: (field.type,) for field in manifest.SCHEMA}
+_COUNT = "__fsmount_count__"
+
+
+def column_types(manifests: Sequence[ReadManifest]) -> Types:
+    """The types that each column has in `manifests`, None standing for JSON text."""
+    known: dict[str, set[pa.DataType | None]] = {n: set(kinds) for n, kinds in OWN_TYPES.items()}
+    for read in manifests:
+        data = read()
+        texts = manifest.decode(data, []).meta.json_columns
+        for field in pq.read_schema(pa.BufferReader(data)):
+            kind = None if field.name in texts else field.type
+            known.setdefault(field.name, set()).add(kind)
+    return known
+
+
+def read_columns(
+    manifests: Sequence[ReadManifest], names: Sequence[str], rows: Iterable[npt.NDArray[np.int64]]
+) -> pa.Table:
+    """The columns `names` of the given rows of each manifest in turn, as one table.
+
+    A field that a manifest lacks is null there. Raises PlanError for a name in no manifest, and for
+    an integer that the field's common type can't hold.
+    """
+    known = OWN_TYPES if set(names) <= OWN_TYPES.keys() else column_types(manifests)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        there = ", ".join(sorted(known.keys()))
+        raise PlanError(f"no column {unknown[0]!r}; there are {there}")
+    columns = Columns.unify(known, names)
+    parts = [
+        columns.read(read()).take(pa.array(chosen))
+        for read, chosen in zip(manifests, rows, strict=True)
+        if len(chosen)
+    ]
+    return pa.concat_tables(parts).select(list(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns to read of each manifest, and the types to give them."""
+
+    types: dict[str, pa.DataType]
+    texts: frozenset[str]  # those that become JSON text
+
+    @classmethod
+    def unify(cls, known: Types, names: Iterable[str]) -> Columns:
+        """Join the types that each of `names` has, as docs/format.md says."""
+        joined = {name: fields.unify(known[name]) for name in sorted(names)}
+        texts = frozenset(name for name, kind in joined.items() if kind is None)
+        return cls({n: pa.string() if k is None else k for n, k in joined.items()}, texts)
+
+    def read(self, data: bytes | memoryview | pa.Buffer) -> pa.Table:
+        """These columns of one manifest, and one more, so that no column is still a row count."""
+        verbatim = {"__sidecar__", "__text__"} if self.texts else set()
+        found = manifest.decode(data, sorted({"__index__", *self.types, *verbatim}))
+        arrays = [self._column(found, name, kind) for name, kind in self.types.items()]
+        arrays.append(found.table.column("__index__"))
+        return pa.table(arrays, names=[*self.types, _COUNT])
+
+    def _column(self, found: manifest.Manifest, name: str, kind: pa.DataType) -> pa.ChunkedArray:
+        if name not in found.table.column_names:
+            return pa.chunked_array([pa.nulls(found.table.num_rows, kind)])
+        if name in self.texts and name not in found.meta.json_columns:
+            return _json_texts(found, name)
+        try:
+            return found.table.column(name).cast(kind)
+        except pa.ArrowInvalid as error:
+            raise PlanError(f"field {name!r} can't be read as {kind}: {error}") from None
+
+
+def _json_texts(found: manifest.Manifest, name: str) -> pa.ChunkedArray:
+    """The JSON text of a field in each row, from the verbatim sidecar where it has the field."""
+    values = found.table.column(name).to_pylist()
+    for row, sidecar in enumerate(found.table.column("__sidecar__").to_pylist()):
+        parsed = {} if sidecar is None else fields.parse_sidecar(sidecar)
+        values[row] = parsed.get(name, values[row])
+    return pa.chunked_array([fields.json_column(values)])
