@@ -15,6 +15,7 @@ import click
 
 from fsmount.errors import FsmountError
 from fsmount_cli.common import one_line
+from fsmount_cli.demo.command import demo
 from fsmount_cli.pack import command as pack
 from fsmount_cli.versions import show, versions
 
@@ -44,6 +45,7 @@ def cli() -> None:
     """Training sets as versioned, verified, mountable directories."""
 
 
+cli.add_command(demo)
 cli.add_command(pack)
 cli.add_command(versions)
 cli.add_command(show)

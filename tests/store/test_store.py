@@ -43,8 +43,8 @@ def document_path(store: Store, tag: str) -> Path:
     return Path(store.path, "versions", f"{tag}.json")
 
 
-def edit(store: Store, tag: str, **changes: Any) -> None:
-    path = document_path(store, tag)
+def edit(store: Store, name: str, /, **changes: Any) -> None:
+    path = document_path(store, name)
     write(path, json.loads(path.read_text()) | changes)
 
 

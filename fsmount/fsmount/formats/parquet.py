@@ -16,9 +16,11 @@ _METADATA_KEY = b"fsmount"
 
 def write(table: pa.Table, metadata: dict[str, Any]) -> bytes:
     """The Parquet file of `table`, with `metadata` as JSON under the key `fsmount`."""
-    table = table.replace_schema_metadata({_METADATA_KEY: dump_compact(metadata).encode()})
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    # without the copy of the Arrow schema: Parquet has all of our types itself
+    with pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_METADATA_KEY: dump_compact(metadata)})
     return bytes(sink.getvalue())
 
 
@@ -34,9 +36,9 @@ def read(
             names = file.schema_arrow.names
             wanted = None if columns is None else [name for name in columns if name in names]
             table = file.read(columns=wanted)
+            metadata = (file.metadata.metadata or {}).get(_METADATA_KEY)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{what}: not a Parquet file that can be read: {error}") from error
-    metadata = (table.schema.metadata or {}).get(_METADATA_KEY)
     if metadata is None:
         raise FormatError(f"{what}: a Parquet file that is none of ours")
     return table, load_object(metadata, what)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -86,16 +87,7 @@ def read_schema(member: bytes | memoryview) -> Schema:
     length = int.from_bytes(member[:8], "little")
     if length > _HEADER_MAX or len(member) < 8 + length:
         raise FormatError("a tensor member's header is truncated")
-    header = bytes(member[: 8 + length])
-    try:
-        entries = json.loads(header[8:])
-        fields = _fields(entries, entries.pop("__metadata__", {}), len(header))
-        canonical = _header(fields)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise FormatError(f"a tensor member's header can't be read: {error}") from error
-    if canonical != header:
-        raise FormatError("a tensor member's header is not in the canonical form")
-    return Schema(tuple(fields), header, len(header) + sum(field.nbytes for field in fields))
+    return _schema(bytes(member[: 8 + length]))
 
 
 def decode(member: bytes | memoryview) -> dict[str, NDArray[Any]]:
@@ -133,6 +125,19 @@ def decompress(payload: bytes | memoryview, raw_size: int) -> bytes:
 def checksum(payload: bytes | memoryview) -> int:
     """The XXH3-64 of a payload (https://xxhash.com), as the manifest has it."""
     return xxhash.xxh3_64_intdigest(payload)
+
+
+@lru_cache(maxsize=64)  # samples have few schemas
+def _schema(header: bytes) -> Schema:
+    try:
+        entries = json.loads(header[8:])
+        fields = _fields(entries, entries.pop("__metadata__", {}), len(header))
+        canonical = _header(fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise FormatError(f"a tensor member's header can't be read: {error}") from error
+    if canonical != header:
+        raise FormatError("a tensor member's header is not in the canonical form")
+    return Schema(tuple(fields), header, len(header) + sum(field.nbytes for field in fields))
 
 
 def _width(dtype: np.dtype[Any]) -> int:

@@ -29,6 +29,7 @@ from fsmount.vfs.filesystem import (
     Entry,
     FileSystem,
     Handle,
+    Kind,
     os_error,
 )
 
@@ -122,6 +123,7 @@ class Adapter:
         self._filesystem = filesystem
         self._started = started
         self._handles: dict[int, Handle] = {}
+        self._directories: dict[int, tuple[int, int]] = {}  # node and its parent's
         self._numbers = itertools.count(1)
 
     def __call__(self, operation: str, *args: Any) -> Any:
@@ -157,20 +159,24 @@ class Adapter:
         }
 
     def opendir(self, path: str) -> int:
-        return self._resolve(path).node
+        node = self._resolve(path).node
+        number = next(self._numbers)
+        self._directories[number] = (node, self._resolve(os.path.dirname(path)).node)
+        return number
 
-    def readdir(self, path: str | None, node: int) -> Iterator[tuple[str, dict[str, int], int]]:
+    def readdir(self, path: str | None, number: int) -> Iterator[tuple[str, dict[str, int], int]]:
         """All names. libfuse keeps them with the handle and gives them offsets itself."""
         del path
-        filesystem = self._filesystem
-        entries = filesystem.readdir(node)
-        yield ".", {"st_ino": node, "st_mode": filesystem.getattr(node).attr.mode}, 0
-        yield "..", {"st_mode": filesystem.getattr(ROOT_NODE).attr.mode}, 0
+        node, parent = self._directories[number]
+        entries = self._filesystem.readdir(node)
+        yield ".", {"st_ino": node, "st_mode": Kind.DIRECTORY}, 0
+        yield "..", {"st_ino": parent, "st_mode": Kind.DIRECTORY}, 0
         for entry in entries:
             yield entry.name, {"st_ino": entry.node, "st_mode": entry.kind}, 0
 
-    def releasedir(self, path: str | None, node: int) -> int:
-        del path, node
+    def releasedir(self, path: str | None, number: int) -> int:
+        del path
+        del self._directories[number]
         return 0
 
     def open(self, path: str, info: Any) -> int:

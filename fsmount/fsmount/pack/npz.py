@@ -11,6 +11,7 @@ import io
 import zipfile
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -83,9 +84,9 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any
 
 
 def _parse_npy(data: bytes) -> NDArray[Any]:
-    file = io.BytesIO(data)
+    start = _header_length(data)
     try:
-        shape, fortran_order, dtype = _read_header(file)
+        shape, fortran_order, dtype = _parse_header(data[:start])
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise SourceError(f"not an npy header: {' '.join(str(error).split())}") from error
     if dtype.hasobject:
@@ -94,15 +95,21 @@ def _parse_npy(data: bytes) -> NDArray[Any]:
         raise SourceError(f"dtype {dtype} has no portable form")
     if dtype.kind in "US" and (shape != () or not dtype.itemsize):
         raise SourceError(f"a text array {dtype} {shape}; only 0-d text becomes a column")
-    if min(shape, default=0) < 0 or file.tell() + dtype.itemsize * prod(shape) != len(data):
-        raise SourceError(
-            f"the header says {dtype} {shape}, but {len(data) - file.tell()} bytes follow"
-        )
-    array = np.frombuffer(data, dtype, offset=file.tell())
+    if min(shape, default=0) < 0 or start + dtype.itemsize * prod(shape) != len(data):
+        raise SourceError(f"the header says {dtype} {shape}, but {len(data) - start} bytes follow")
+    array = np.frombuffer(data, dtype, offset=start)
     return array.reshape(shape, order="F" if fortran_order else "C")
 
 
-def _read_header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _header_length(data: bytes) -> int:
+    """Where the array's bytes begin, by what the file says."""
+    width = 2 if data[6:7] == b"\1" else 4
+    return 8 + width + int.from_bytes(data[8 : 8 + width], "little")
+
+
+@lru_cache(maxsize=1024)  # the archives of a tree have few different headers
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    file = io.BytesIO(header)
     match npy.read_magic(file):
         case (1, 0):
             return npy.read_array_header_1_0(file)

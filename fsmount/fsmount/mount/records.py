@@ -1,0 +1,172 @@
+"""What is mounted, from what, since when: one small file a mount, in a directory of the user's.
+
+The server writes it before anybody learns that it serves, and removes it when it ends. A record
+whose server was killed is recognised by the kernel's list of mounts, and cleared.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+from fsmount.errors import MountError
+from fsmount.mount import mountinfo
+from fsmount.mount.mountinfo import KernelMount
+from fsmount.store.owner import Owner
+
+PROBE_SECONDS = 5.0  # in which a serving mount answers a stat
+_SUFFIX = ".json"
+_SOURCE = "fsmount:"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One mount. What only the record knows is None where there is none."""
+
+    mountpoint: str
+    store: str
+    ref: str | None  # as the user gave it; None for the whole store
+    tag: str | None
+    table: str | None  # digest of the version's table; None for the whole store
+    driver: str | None
+    since: str | None  # ISO 8601, UTC
+    server: Owner | None
+    log: str | None  # None: stderr of a server in the foreground
+    device: str | None  # as in mountinfo
+
+    @property
+    def server_pid(self) -> int | None:
+        """The process that serves it."""
+        return None if self.server is None else self.server.pid
+
+    def to_json(self) -> dict[str, object]:
+        """The record as a JSON object."""
+        return {**asdict(self), "server_pid": self.server_pid}
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A mount that the kernel lists; `dead` when its server is gone."""
+
+    record: Record
+    dead: bool
+
+
+def directory() -> str:
+    """Where records lie: made if need be, private to the user. MountError where that can't be."""
+    uid = os.geteuid()
+    base = os.environ.get("XDG_RUNTIME_DIR") or ("/run" if uid == 0 else None)
+    path = f"{base}/fsmount" if base else f"{tempfile.gettempdir()}/fsmount-{uid}"
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        found = os.lstat(path)
+    except OSError as error:
+        raise MountError(f"can't keep records of mounts: {error}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
+        raise MountError(f"can't keep records of mounts: {path} belongs to somebody else")
+    return path
+
+
+def source_of(store: str, ref: str | None) -> str:
+    """What the kernel is told a mount comes from."""
+    return _SOURCE + (store if ref is None else f"{store}@{ref}")
+
+
+def write(record: Record) -> str:
+    """Write `record` in one step and return its path; MountError."""
+    path = _path(record.mountpoint)
+    try:
+        with open(f"{path}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump(record.to_json(), file, indent=2)
+        os.replace(f"{path}.new", path)
+    except OSError as error:
+        raise MountError(f"can't keep a record of the mount: {error}") from error
+    return path
+
+
+def read(mountpoint: str) -> Record | None:
+    """The record of a mountpoint, None where there is none that can be read."""
+    return _read(_path(mountpoint))
+
+
+def remove(record: Record) -> None:
+    """Remove `record`, unless another mount has taken its place."""
+    path = _path(record.mountpoint)
+    if _read(path) == record:
+        os.unlink(path)
+
+
+def mounted() -> list[Mounted]:
+    """All fsmount mounts that this process sees, by mountpoint; clears records of ended ones."""
+    live = [mount for mount in mountinfo.all_mounts() if mount.fstype == mountinfo.FSTYPE]
+    devices = {mount.device for mount in live}
+    for record in list(_records()):
+        if record.device not in devices and (record.server is None or record.server.is_gone()):
+            remove(record)
+    found = [describe(mount) for mount in live]
+    return sorted(found, key=lambda one: one.record.mountpoint)
+
+
+def describe(mount: KernelMount) -> Mounted:
+    """What is known of a mount, from its record or at least from the kernel."""
+    record = read(mount.mountpoint)
+    if record is None or record.device != mount.device:
+        record = _from_kernel(mount)
+    gone = record.server is not None and record.server.is_gone()
+    return Mounted(record, gone or probe(mount.mountpoint) == errno.ENOTCONN)
+
+
+def probe(path: str, seconds: float = PROBE_SECONDS) -> int | None:
+    """The errno of a stat of `path`, 0 if it succeeds, None if there is no answer in `seconds`."""
+    answer: list[int] = []
+
+    def ask() -> None:
+        try:
+            os.stat(path)
+            answer.append(0)
+        except OSError as error:
+            answer.append(error.errno or errno.EIO)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answer[0] if answer else None
+
+
+def _from_kernel(mount: KernelMount) -> Record:
+    store, at, ref = mount.source.removeprefix(_SOURCE).rpartition("@")
+    if not at or "/" in ref:
+        store, ref = mount.source.removeprefix(_SOURCE), ""
+    empty = Record(mount.mountpoint, store, None, None, None, None, None, None, None, mount.device)
+    return replace(empty, ref=ref, tag=ref) if ref else empty
+
+
+def _path(mountpoint: str) -> str:
+    name = hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:32]
+    return f"{directory()}/{name}{_SUFFIX}"
+
+
+def _records() -> Iterator[Record]:
+    base = directory()
+    for name in sorted(os.listdir(base)):
+        record = _read(f"{base}/{name}") if name.endswith(_SUFFIX) else None
+        if record is not None:
+            yield record
+
+
+def _read(path: str) -> Record | None:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            value = json.load(file)
+        server = value.pop("server")
+        del value["server_pid"]
+        return Record(**value, server=None if server is None else Owner(**server))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None

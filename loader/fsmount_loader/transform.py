@@ -1,0 +1,65 @@
+"""Random generators that belong to positions of the order, so that augmentation is elastic too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from fsmount_loader.order import TRANSFORM_WORD, Int64s, keys
+
+PerSample = Callable[[Mapping[str, Any], np.random.Generator], Mapping[str, Any]]
+
+
+class Generators(Sequence[np.random.Generator]):
+    """One numpy Generator for each sample of a batch, made when asked for.
+
+    Seeded by (seed, epoch, position): the same whatever rank, worker or batch the sample is in.
+    """
+
+    def __init__(self, seed: int, epoch: int, positions: Int64s) -> None:
+        self._keys = keys(seed, epoch, TRANSFORM_WORD, positions)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, place: int) -> np.random.Generator: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[np.random.Generator]: ...
+
+    def __getitem__(
+        self, place: int | slice
+    ) -> np.random.Generator | Sequence[np.random.Generator]:
+        """The generator of the sample at `place`, new and at its start each time."""
+        if isinstance(place, slice):
+            return [self[at] for at in range(len(self))[place]]
+        return np.random.Generator(np.random.PCG64(int(self._keys[place])))
+
+
+@dataclass(frozen=True, slots=True)
+class per_sample:  # noqa: N801 - used as a function
+    """Make a transform of batches from a function of one sample and its generator.
+
+    `function` gets a dict of the sample's tensors and values and returns one; tensors of all
+    samples are stacked, anything else becomes a list. It sees padded and skipped samples too.
+    """
+
+    function: PerSample
+
+    def __call__(self, batch: Mapping[str, Any], generators: Generators) -> Mapping[str, Any]:
+        """The batch of what the function returns for each sample."""
+        samples = [
+            self.function({name: value[place] for name, value in batch.items()}, generator)
+            for place, generator in enumerate(generators)
+        ]
+        return {name: _joined([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _joined(values: list[Any]) -> Any:
+    tensors = all(isinstance(value, torch.Tensor) for value in values)
+    return torch.stack(values) if tensors else values
