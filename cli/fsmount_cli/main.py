@@ -16,6 +16,7 @@ import click
 from fsmount.errors import FsmountError
 from fsmount_cli.common import one_line
 from fsmount_cli.demo.command import demo
+from fsmount_cli.mount import mount, mounts, umount
 from fsmount_cli.pack import command as pack
 from fsmount_cli.versions import show, versions
 
@@ -46,6 +47,9 @@ def cli() -> None:
 
 
 cli.add_command(demo)
+cli.add_command(mount)
+cli.add_command(mounts)
+cli.add_command(umount)
 cli.add_command(pack)
 cli.add_command(versions)
 cli.add_command(show)

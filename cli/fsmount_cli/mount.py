@@ -11,18 +11,11 @@ from fsmount.vfs.reads import Verify
 from fsmount_cli.common import one_line, parse_store_ref, print_json, print_table
 
 
-class _Octal(click.ParamType):
+def _octal(ctx: click.Context, param: click.Parameter, text: str) -> int:
     """Permission bits as chmod takes them."""
-
-    name = "octal"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        text = str(value)
-        if not text or set(text) - set("01234567") or int(text, 8) > 0o777:
-            self.fail(f"{text!r} is not an octal number from 0 to 777", param, ctx)
-        return int(text, 8)
+    if not text or set(text) - set("01234567") or int(text, 8) > 0o777:
+        raise click.BadParameter(f"{text!r} is not an octal number from 0 to 777", ctx, param)
+    return int(text, 8)
 
 
 @click.command()
@@ -50,7 +43,7 @@ class _Octal(click.ParamType):
 @click.option("--gid", type=click.IntRange(0), help="Group of the files; default: yours.")
 @click.option(
     "--umask",
-    type=_Octal(),
+    callback=_octal,
     default="0",
     show_default=True,
     help="Octal; taken from the modes 0444 of files and 0555 of directories.",
@@ -61,7 +54,7 @@ class _Octal(click.ParamType):
     help="Log of the server in the background; default: a file in "
     "$XDG_STATE_HOME/fsmount or ~/.local/state/fsmount.",
 )
-def mount(
+def mount(  # noqa: PLR0917 - click passes them by name
     version: str,
     mountpoint: str,
     driver: str,

@@ -41,6 +41,7 @@ class _Bar(Observer):
     """A bar on stderr: samples, bytes of source files, rate, time to go."""
 
     def __init__(self) -> None:
+        self._started = False
         self._progress = Progress(
             TextColumn("packing"),
             BarColumn(),
@@ -54,6 +55,7 @@ class _Bar(Observer):
     def planned(self, plan: Plan, samples: int, source_bytes: int) -> None:
         """Show the bar, if there is anything to do."""
         if samples:
+            self._started = True
             self._task = self._progress.add_task("", total=source_bytes, samples=0, of=samples)
             self._progress.start()
 
@@ -63,7 +65,8 @@ class _Bar(Observer):
 
     def stop(self) -> None:
         """Leave the terminal as it was."""
-        self._progress.stop()
+        if self._started:  # else rich would print an empty line
+            self._progress.stop()
 
 
 @click.command(name="pack")

@@ -87,8 +87,8 @@ def check_partition_ids(ids: set[str]) -> None:
 
 
 def _check_count(name: str, value: int, least: int = 0) -> None:
-    if value < least:
-        raise InvalidNameError(f"{name} must be at least {least}, not {value}")
+    if not least <= value < 1 << 63:  # tables hold 64-bit integers
+        raise InvalidNameError(f"{name} must be at least {least} and below 2**63, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class RegexRule:
     def __post_init__(self) -> None:
         try:
             object.__setattr__(self, "_compiled", re.compile(self.pattern))
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise InvalidNameError(f"not a regular expression: {self.pattern!r}: {error}") from None
 
     def partition_of(self, key: str) -> str | None:

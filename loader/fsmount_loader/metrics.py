@@ -30,8 +30,19 @@ class MaskedMean:
 
     def compute(self) -> float:
         """The mean over all ranks; NaN if no sample counted. A collective where there are ranks."""
-        sums = torch.zeros(2, dtype=torch.float64) if self._sums is None else self._sums.clone()
+        sums = self._added()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums, group=self._group)
-        total, count = sums.tolist()
-        return total / count if count else float("nan")
+        return _mean(sums)
+
+    def local(self) -> float:
+        """The mean over this rank's batches alone; NaN if no sample counted."""
+        return _mean(self._added())
+
+    def _added(self) -> torch.Tensor:
+        return torch.zeros(2, dtype=torch.float64) if self._sums is None else self._sums.clone()
+
+
+def _mean(sums: torch.Tensor) -> float:
+    total, count = sums.tolist()
+    return float(total / count) if count else float("nan")

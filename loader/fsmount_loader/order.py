@@ -72,6 +72,25 @@ class EpochOrder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """The order of every epoch. Immutable, can be pickled."""
+
+    bounds: Int64s  # of the chunks, as `cut` made them
+    seed: int
+    shuffle: bool
+    streams: int
+    window: int
+
+    def of_epoch(self, epoch: int) -> EpochOrder:
+        """The order of one epoch; costs a sort of the chunks if it is shuffled."""
+        if not self.shuffle:
+            return SequentialOrder()
+        return ShuffledOrder.make(
+            self.bounds, seed=self.seed, epoch=epoch, streams=self.streams, window=self.window
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SequentialOrder:
     """The manifests' order, the same in every epoch."""
 

@@ -50,7 +50,7 @@ class Plan:
     shard_partition: npt.NDArray[np.int32]  # place of each shard's partition in files.partitions
     rows: Rows
     layout: Layout
-    columns: pa.Table  # `__key__` if keys are wanted, then the columns asked for
+    columns: dict[str, Any]  # values of the selected rows: a NumPy array, or pyarrow's
     digest: str  # names the selected rows by their content
 
     def rows_per_shard(self) -> Int64s:
@@ -82,6 +82,8 @@ def make_plan(files: VersionFiles, options: Options) -> Plan:
         for place, (found, rows) in enumerate(zip(_manifests(files), chosen, strict=True))
     ]
     rows = Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    layout = Layout.of(schemas.all, options.fields)
+    _check_names(layout, options)
     plan = Plan(
         files=files,
         shards=tuple(
@@ -91,12 +93,11 @@ def make_plan(files: VersionFiles, options: Options) -> Plan:
         ),
         shard_partition=np.repeat(np.arange(len(shard_counts), dtype=np.int32), shard_counts),
         rows=rows,
-        layout=Layout.of(schemas.all, options.fields),
+        layout=layout,
         columns=_columns(files, options, chosen),
         digest=selection_digest(zip(files.partitions, chosen, strict=True)),
     )
     _check_one_layout(plan, schemas.all)
-    _check_names(plan, options)
     return plan
 
 
@@ -188,12 +189,20 @@ def _rows(
     return shard, offset, size, checksum, places[schema], rows
 
 
-def _columns(files: VersionFiles, options: Options, chosen: list[Int64s]) -> pa.Table:
+def _columns(files: VersionFiles, options: Options, chosen: list[Int64s]) -> dict[str, Any]:
     names = [*(["__key__"] if options.keys else []), *options.columns]
     if not names:
-        return pa.table({})
+        return {}
     readers = [partial(files.manifest, part) for part in files.partitions]
-    return read_columns(readers, list(dict.fromkeys(names)), chosen)
+    table = read_columns(readers, names, chosen).combine_chunks()
+    return {name: _values(table.column(name)) for name in names}
+
+
+def _values(column: pa.ChunkedArray) -> Any:
+    """A NumPy array for numbers without nulls, else the column itself."""
+    kind = column.type
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return column.to_numpy() if number and not column.null_count else column
 
 
 def _check_one_layout(plan: Plan, schemas: Sequence[sample.Schema]) -> None:
@@ -207,8 +216,8 @@ def _check_one_layout(plan: Plan, schemas: Sequence[sample.Schema]) -> None:
             )
 
 
-def _check_names(plan: Plan, options: Options) -> None:
-    taken = {field.name for field in plan.layout.fields} | {"__valid__"}
+def _check_names(layout: Layout, options: Options) -> None:
+    taken = {field.name for field in layout.fields} | {"__valid__"}
     if options.keys:
         taken.add("__key__")
     both = sorted(taken.intersection(options.columns))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from fsmount.errors import FsmountError, IntegrityError, LoadError
@@ -34,7 +35,9 @@ class Run:
     places: tuple[int, ...]  # in the rows that were asked for
 
 
-def coalesce(shard: Int64s, offset: Int64s, size: Int64s, threshold: int) -> Iterator[Run]:
+def coalesce(
+    shard: npt.NDArray[np.integer], offset: Int64s, size: Int64s, threshold: int
+) -> Iterator[Run]:
     """Group payloads into runs, in shard and offset order.
 
     Payloads up to `threshold` bytes apart are read through, others sought.
@@ -65,7 +68,7 @@ class ShardFiles:
         self._owner = os.getpid()
 
     def read(self, shard: int, start: int, buffer: memoryview) -> int:
-        """Fill `buffer` from byte `start` of a shard; returns how much there was. Raises OSError."""
+        """Fill `buffer` from byte `start` of a shard; returns how much there was, or OSError."""
         fd, got = self._fd(shard), 0
         while got < len(buffer):
             more = os.preadv(fd, [buffer[got:]], start + got)
@@ -173,7 +176,9 @@ class Reader:
 
     def _intact(self, row: int, payload: memoryview) -> bool:
         r = self._plan.rows
-        return len(payload) == r.size[row] and xxhash.xxh3_64_intdigest(payload) == r.checksum[row]
+        if len(payload) != int(r.size[row]):
+            return False
+        return xxhash.xxh3_64_intdigest(payload) == int(r.checksum[row])
 
     def _again(self, row: int) -> memoryview | FsmountError:
         """Read one payload alone, twice if it is not right, and after errors up to the retries."""
@@ -185,13 +190,13 @@ class Reader:
             try:
                 got = self._retried(shard, start, buffer)
             except OSError as error:
-                return LoadError(f"{self._where(row)}: {error.strerror or error}")
+                return LoadError(f"{self.where(row)}: {error.strerror or error}")
             if self._intact(row, buffer[:got]):
                 return buffer
-            _log.warning("%s: damaged at attempt %d", self._where(row), trial + 2)
+            _log.warning("%s: damaged at attempt %d", self.where(row), trial + 2)
         if got < len(buffer):
-            return IntegrityError(f"{self._where(row)}: the shard is truncated")
-        return IntegrityError(f"{self._where(row)}: the payload differs from its checksum")
+            return IntegrityError(f"{self.where(row)}: the shard is truncated")
+        return IntegrityError(f"{self.where(row)}: the payload differs from its checksum")
 
     def _retried(self, shard: int, start: int, buffer: memoryview) -> int:
         wait = _FIRST_WAIT
@@ -206,7 +211,7 @@ class Reader:
             wait = min(2 * wait, _LONGEST_WAIT)
         raise AssertionError("unreachable")
 
-    def _where(self, row: int) -> str:
+    def where(self, row: int) -> str:
         """The shard, sample and offset of a row, for a message."""
         r = self._plan.rows
         return (

@@ -44,7 +44,7 @@ class VersionFiles:
         return os.path.join(self.root, "shards", partition.id, f"{shard:06d}.tar")
 
     def keyset(self, name: str) -> Sequence[str]:
-        """The keys of a key-set; PlanError that names those there are if there is none by `name`."""
+        """The keys of a key-set; PlanError naming those that are there if `name` is not."""
         folder = os.path.join(self.root, "keysets")
         found = sorted(entry.removesuffix(".parquet") for entry in _entries(folder))
         if name not in found:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from agents import Agent
 from disk import Disk
-from handmade import publish_version, verify_version
+from handmade import publish_version, put_version, verify_version
 
 from fsmount.model import LatestRef, TagRef, VersionDocument
 from fsmount.store import Store
@@ -99,3 +99,24 @@ def test_nothing_names_what_a_power_cut_would_lose(
     publish_version(store, "new", NEW, replaces="old")
     assert disk.checked > 10
     assert all(disk.has(root / name) for name in [*files(root), "latest.json", "store.json"])
+
+
+def test_an_object_is_durable_when_it_is_committed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(Path(store.path), monkeypatch, before=Path(store.path))
+    with store.staging() as staging:
+        path = store.objects.path(store.objects.put(b"bytes", staging).digest)
+    assert disk.has(Path(path))
+
+
+def test_a_run_that_reuses_objects_makes_them_durable(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = put_version(store, "new", NEW)
+    for _ in ("first", "again"):
+        disk = Disk(Path(store.path), monkeypatch, before=tmp_path / "nothing")
+        with store.staging() as staging:
+            store.publish(document, staging)
+        for name in [*files(Path(store.path)), "latest.json"]:
+            assert disk.has(Path(store.path, name)), name

@@ -37,7 +37,14 @@ def get(value: Mapping[str, Any], name: str, kind: type[T]) -> T:
     found = value.get(name)
     if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
         raise FormatError(f"field {name!r} is missing or not of type {kind.__name__}")
+    if isinstance(found, str) and not is_unicode(found):
+        raise FormatError(f"field {name!r} is not Unicode")
     return found
+
+
+def is_unicode(text: str) -> bool:
+    """Whether `text` can be written as UTF-8: JSON's escapes can name half a surrogate pair."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def get_optional(value: Mapping[str, Any], name: str, kind: type[T]) -> T | None:

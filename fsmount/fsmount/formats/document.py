@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from fsmount.errors import FormatError, InvalidNameError
-from fsmount.formats.checked import dump_document, get, get_optional, load_object
+from fsmount.formats.checked import dump_document, get, get_optional, is_unicode, load_object
 from fsmount.model import (
     FORMAT,
     DepthRule,
@@ -46,8 +46,8 @@ def encode(document: VersionDocument) -> bytes:
 def decode(data: bytes) -> VersionDocument:
     """The document in `data`; FormatError if it is none, or one of another format."""
     value = load_object(data, "version document")
-    check_format(value)
     try:
+        check_format(value)
         return VersionDocument(
             tag=get_optional(value, "tag", str),
             table=_object_ref(get(value, "table", dict)),
@@ -129,4 +129,6 @@ def _totals(value: dict[str, Any]) -> Totals:
 
 
 def _texts(value: dict[str, Any]) -> dict[str, str]:
+    if not all(map(is_unicode, value)):
+        raise FormatError("a name in the provenance is not Unicode")
     return {name: get(value, name, str) for name in value}

@@ -16,13 +16,16 @@ from typing import Any
 import pyarrow as pa
 
 from fsmount.errors import SidecarError
+from fsmount.formats.checked import is_unicode
 
 _DEPTH_MAX = 64  # of objects and arrays in a sidecar
+_LEVELS_MAX = 32  # of lists and structs in a column; pyarrow reads no Parquet of 50
+_DIGITS_MAX = 1000  # of an integer that we compute with; Python refuses some 4300
 _EXACT = 1 << 53  # every integer up to here is a double
 
 
 class _Literal(str):
-    """A number beyond the range of a double, kept as it was written."""
+    """A number that Python has no exact value for, kept as it was written."""
 
     __slots__ = ()
 
@@ -33,6 +36,7 @@ def parse_sidecar(data: bytes) -> dict[str, Any]:
         value = json.loads(
             data.decode(),
             parse_float=_number,
+            parse_int=_integer,
             parse_constant=_refuse_constant,
             object_pairs_hook=_object,
         )
@@ -40,7 +44,7 @@ def parse_sidecar(data: bytes) -> dict[str, Any]:
         raise SidecarError(f"not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise SidecarError(f"not a JSON object but {_kind(value)}")
-    if not all(map(_utf8, value)):
+    if not all(map(is_unicode, value)):
         raise SidecarError("a field's name is not UTF-8")
     if _deep(value):
         raise SidecarError(f"nested more than {_DEPTH_MAX} deep")
@@ -67,7 +71,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, pa.Array], tup
     for name in names:
         values = [row.get(name) for row in rows]
         kind = _arrow(_join_all(map(_infer, values)))
-        if kind is None:
+        if kind is None or _levels(kind) > _LEVELS_MAX:
             arrays[name] = json_column(values)
             texts.append(name)
         else:
@@ -175,11 +179,11 @@ def _infer(value: Any) -> _Kind:  # noqa: PLR0911 - one case a line
         case _Literal():
             return _Mixed()
         case str():
-            return _Scalar(pa.string()) if _utf8(value) else _Mixed()
+            return _Scalar(pa.string()) if is_unicode(value) else _Mixed()
         case list():
             return _List(_join_all(map(_infer, value)))
         case _:
-            if not value or not all(map(_utf8, value)):
+            if not value or not all(map(is_unicode, value)):
                 return _Mixed()
             return _Struct(tuple((name, _infer(value[name])) for name in sorted(value)))
 
@@ -224,6 +228,11 @@ def _arrow(kind: _Kind) -> pa.DataType | None:
     return None
 
 
+def _levels(kind: pa.DataType) -> int:
+    parts = [kind.field(i).type for i in range(kind.num_fields)]
+    return 1 + max(map(_levels, parts)) if parts else 0
+
+
 def _arrow_number(kind: _Number) -> pa.DataType | None:
     if kind.real:
         return pa.float64() if kind.low >= -_EXACT and kind.high <= _EXACT else None
@@ -235,6 +244,10 @@ def _arrow_number(kind: _Number) -> pa.DataType | None:
 def _number(text: str) -> float | _Literal:
     value = float(text)
     return _Literal(text) if isinf(value) else value
+
+
+def _integer(text: str) -> int | _Literal:
+    return int(text) if len(text) <= _DIGITS_MAX else _Literal(text)
 
 
 def _refuse_constant(text: str) -> float:
@@ -259,10 +272,6 @@ def _deep(value: Any) -> bool:
             if isinstance(part, dict | list)
         ]
     return bool(level)
-
-
-def _utf8(text: str) -> bool:
-    return not any("\ud800" <= char <= "\udfff" for char in text) if not text.isascii() else True
 
 
 def _kind(value: object) -> str:

@@ -12,7 +12,7 @@ from fsmount.errors import FormatError, InvalidNameError
 from fsmount.formats import parquet
 from fsmount.formats.checked import dump_document, get, get_optional, load_object
 from fsmount.formats.document import check_format
-from fsmount.model import FORMAT, Digest, ObjectRef
+from fsmount.model import FORMAT, Digest, ObjectRef, check_key
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SCHEMA = pa.schema([("__key__", pa.string())])
@@ -75,4 +75,10 @@ def decode_keys(data: bytes) -> tuple[str, ...]:
     if not table.schema.equals(_SCHEMA):
         raise FormatError("key-set: not the one column __key__")
     check_format(metadata)
-    return tuple(table.column(0).to_pylist())
+    try:
+        keys = tuple(map(check_key, table.column(0).to_pylist()))
+    except (InvalidNameError, AttributeError, UnicodeDecodeError) as error:
+        raise FormatError(f"key-set: {error}") from error
+    if not keys or list(keys) != sorted(set(keys)):
+        raise FormatError("key-set: empty, not sorted, or a key twice")
+    return keys

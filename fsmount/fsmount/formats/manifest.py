@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from fsmount.errors import FormatError, IntegrityError, InvalidNameError, SidecarError
 from fsmount.formats import fields, parquet
-from fsmount.formats.checked import dump_compact, get
+from fsmount.formats.checked import dump_compact, get, is_unicode, load_object
 from fsmount.formats.document import check_format
 from fsmount.formats.sample import ALIGNMENT
 from fsmount.formats.shard import BLOCK
@@ -106,20 +106,29 @@ class ManifestMeta:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest's metadata and its rows, all columns or those that were asked for."""
+    """A manifest's metadata and its rows, all columns or those that were asked for.
+
+    The methods raise FormatError for texts that can't be read.
+    """
 
     meta: ManifestMeta
     table: pa.Table
 
     def rows(self) -> list[Row]:
         """The rows as values; needs all columns."""
-        names = [*OWN_COLUMNS, *(name for name in self.text_names())]
-        return [_row(row) for row in self.table.select(names).to_pylist()]
+        try:
+            rows = self.table.select([*OWN_COLUMNS, *self.text_names()]).to_pylist()
+        except (KeyError, UnicodeDecodeError) as error:
+            raise FormatError(f"manifest: {error}") from error
+        return [_row(row, self.meta.json_columns) for row in rows]
 
     def text_names(self) -> list[str]:
         """The names of text arrays that some sample has, sorted; needs `__text__`."""
-        column = pc.unique(self.table.column("__text__")).to_pylist()
-        return sorted({name for text in column if text is not None for name in json.loads(text)})
+        try:
+            texts = pc.unique(self.table.column("__text__")).to_pylist()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"manifest: {error}") from error
+        return sorted({name for text in texts if text is not None for name in _descrs(text)})
 
 
 def encode(rows: Sequence[Row], meta: ManifestMeta) -> bytes:
@@ -159,7 +168,7 @@ def decode(data: bytes | memoryview | pa.Buffer, columns: Sequence[str] | None =
         raise FormatError(f"manifest: columns {sorted(missing - set(table.column_names))} missing")
     try:
         meta = _meta(metadata)
-    except (FormatError, InvalidNameError, TypeError, AttributeError) as error:
+    except (FormatError, InvalidNameError) as error:
         raise FormatError(f"manifest: {error}") from error
     _check_numbers(table, meta)
     return Manifest(meta, table)
@@ -190,9 +199,22 @@ def _fields(row: Row) -> dict[str, Any]:
     return {**parsed, **{text.name: text.value for text in row.texts}}
 
 
-def _row(row: dict[str, Any]) -> Row:
-    descrs = json.loads(row["__text__"] or "{}")
-    texts = tuple(Text(name, descr, row[name]) for name, descr in sorted(descrs.items()))
+def _descrs(text: str) -> dict[str, str]:
+    descrs = load_object(text, "manifest: __text__")
+    return {name: get(descrs, name, str) for name in sorted(descrs)}
+
+
+def _text(value: object, is_json: bool) -> object:
+    try:
+        return json.loads(value) if is_json and isinstance(value, str) else value
+    except ValueError as error:
+        raise FormatError(f"manifest: not JSON: {value!r}") from error
+
+
+def _row(row: dict[str, Any], json_columns: Sequence[str]) -> Row:
+    descrs = _descrs(row["__text__"] or "{}")
+    values = {name: _text(row[name], name in json_columns) for name in descrs}
+    texts = tuple(Text(name, descr, get(values, name, str)) for name, descr in descrs.items())
     own = {name.strip("_"): row[name] for name in OWN_COLUMNS if name != "__text__"}
     return Row(**own, texts=texts)
 
@@ -204,10 +226,17 @@ def _meta(metadata: dict[str, Any]) -> ManifestMeta:
         data_revision=Digest(get(metadata, "data_revision", str)),
         metadata_revision=Digest(get(metadata, "metadata_revision", str)),
         shards=tuple(map(shard_from_json, get(metadata, "shards", list))),
-        schemas=tuple(_header(text) for text in get(metadata, "schemas", list)),
-        json_columns=tuple(map(str, get(metadata, "json_columns", list))),
+        schemas=tuple(map(_header, _texts(metadata, "schemas"))),
+        json_columns=_texts(metadata, "json_columns"),
         compressor=get(metadata, "compressor", str),
     )
+
+
+def _texts(metadata: dict[str, Any], name: str) -> tuple[str, ...]:
+    texts = get(metadata, name, list)
+    if not all(isinstance(text, str) and is_unicode(text) for text in texts):
+        raise FormatError(f"field {name!r} is not a list of texts")
+    return tuple(texts)
 
 
 def _header(text: str) -> bytes:
@@ -225,6 +254,9 @@ def _check_numbers(table: pa.Table, meta: ManifestMeta) -> None:
     for name, limit in (("__shard__", len(meta.shards)), ("__schema__", len(meta.schemas))):
         if name in have and not _within(have[name].to_numpy(), 0, limit):
             raise FormatError(f"manifest: column {name!r} points at none of {limit}")
+    for name in ("__index__", "__raw_size__"):
+        if name in have and not np.all(have[name].to_numpy() >= 0):
+            raise FormatError(f"manifest: column {name!r} is negative")
     if {"__shard__", "__offset__", "__size__"} <= have.keys():
         sizes = np.array([shard.size for shard in meta.shards], np.int64)
         end = sizes[have["__shard__"].to_numpy()]

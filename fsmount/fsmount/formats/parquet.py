@@ -34,8 +34,12 @@ def read(
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             names = file.schema_arrow.names
+            if len(set(names)) != len(names):
+                raise FormatError(f"{what}: two columns of one name")
             wanted = None if columns is None else [name for name in columns if name in names]
             table = file.read(columns=wanted)
+            if wanted is not None:  # a name with a dot means a nested field as well to pyarrow
+                table = table.select(wanted)
             metadata = (file.metadata.metadata or {}).get(_METADATA_KEY)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{what}: not a Parquet file that can be read: {error}") from error

@@ -9,10 +9,12 @@ format admits must come back bit for bit.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from fsmount.errors import FormatError, IntegrityError
 SUFFIX = ".safetensors.zst"
 ALIGNMENT = 64  # bytes; the data of a member starts at a multiple of it
 _HEADER_MAX = 100_000_000  # bytes, safetensors' own limit
+_DIMENSIONS_MAX = 64  # numpy's own limit
+_DESCR = re.compile(r"[<>|][biufcMm]\d{1,2}(\[\d*[a-zA-Z]+\])?")
 _STORED = {
     "b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32",
     "i8": "I64", "u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64",
@@ -66,17 +70,27 @@ def supported(dtype: np.dtype[Any]) -> bool:
     return not dtype.hasobject and f"{dtype.kind}{dtype.itemsize}" in _STORED
 
 
+def representable(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Whether numpy can hold an array of `dtype` and `shape`, be it empty."""
+    nbytes = dtype.itemsize * prod(n for n in shape if n)
+    return len(shape) <= _DIMENSIONS_MAX and min(shape, default=0) >= 0 and nbytes < 1 << 63
+
+
 def encode(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Serialize `arrays`; equal arrays (name, dtype, shape, order, bytes) give equal bytes.
 
-    Raises FormatError for a dtype that is not `supported` and for the name `__metadata__`.
+    Raises FormatError for a dtype that is not `supported`, for the name `__metadata__` and for one
+    that is not Unicode.
     """
     for name, array in arrays.items():
         if not supported(array.dtype):
             raise FormatError(f"array {name!r}: dtype {array.dtype} can't be stored")
-    names = sorted(arrays, key=lambda name: (-_width(arrays[name].dtype), name))
-    header = _header([_field(name, arrays[name], 0) for name in names])
-    return b"".join([header, *(_little_endian(arrays[name]) for name in names)])
+    fields = _in_file_order(_field(name, arrays[name], 0) for name in arrays)
+    try:
+        header = _header(fields)
+    except UnicodeEncodeError as error:
+        raise FormatError(f"an array's name is not Unicode: {error}") from error
+    return b"".join([header, *(_little_endian(arrays[field.name]) for field in fields)])
 
 
 def read_schema(member: bytes | memoryview) -> Schema:
@@ -135,9 +149,13 @@ def _schema(header: bytes) -> Schema:
         canonical = _header(fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"a tensor member's header can't be read: {error}") from error
-    if canonical != header:
+    if canonical != header or fields != _in_file_order(fields):
         raise FormatError("a tensor member's header is not in the canonical form")
     return Schema(tuple(fields), header, len(header) + sum(field.nbytes for field in fields))
+
+
+def _in_file_order(fields: Iterable[Field]) -> list[Field]:
+    return sorted(fields, key=lambda field: (-_width(field.dtype), field.name))
 
 
 def _width(dtype: np.dtype[Any]) -> int:
@@ -193,15 +211,27 @@ def _fields(entries: dict[str, Any], notes: dict[str, str], start: int) -> list[
     fields = []
     for name, entry in entries.items():
         note = json.loads(notes.get(f"numpy.{name}", "{}"))
-        dtype = np.dtype(note["descr"]) if "descr" in note else _PLAIN[entry["dtype"]]
-        shape = tuple(int(n) for n in entry["shape"])
-        if not supported(dtype) or min(shape, default=0) < 0:
-            raise ValueError(f"array {name!r}: {dtype} {shape}")
+        dtype = _dtype(note["descr"]) if "descr" in note else _PLAIN[entry["dtype"]]
+        shape = tuple(map(index, entry["shape"]))
         shape = shape[:-1] if dtype.kind == "c" else shape
+        fortran = bool(note.get("fortran_order"))
+        if not representable(dtype, shape) or (fortran and not _has_fortran_order(shape)):
+            raise ValueError(f"array {name!r}: {dtype} {shape}")
         nbytes = dtype.itemsize * prod(shape)
-        fields.append(Field(name, dtype, shape, bool(note.get("fortran_order")), start, nbytes))
+        fields.append(Field(name, dtype, shape, fortran, start, nbytes))
         start += nbytes
     return fields
+
+
+def _dtype(descr: str) -> np.dtype[Any]:
+    if not _DESCR.fullmatch(descr) or not supported(dtype := np.dtype(descr)):
+        raise ValueError(f"not a dtype of ours: {descr!r}")
+    return dtype
+
+
+def _has_fortran_order(shape: tuple[int, ...]) -> bool:
+    """Whether the memory order of an array of `shape` makes a difference."""
+    return 0 not in shape and sum(n > 1 for n in shape) > 1
 
 
 def _restore(member: bytes | memoryview, field: Field) -> NDArray[Any]:

@@ -13,12 +13,14 @@ from urllib.parse import unquote
 
 import xxhash
 
-from fsmount.errors import FormatError
+from fsmount.errors import FormatError, InvalidNameError
 from fsmount.formats.sample import SUFFIX
+from fsmount.model import check_key
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f%]")
+_META = re.compile(r"__[^/]*__/")
 _CONTROL_OR_DOT = re.compile(r"[\x00-\x1f\x7f%.]")
 
 
@@ -26,15 +28,20 @@ def member_name(key: str) -> str:
     """The member's name for a sample's key.
 
     `%` and control characters anywhere, and dots in the last component, become `%XX`, since tar
-    would print or WebDataset would split the name otherwise. The manifest has the true key.
+    would print or WebDataset would split the name otherwise. `__this__/key` becomes
+    `%5F_this__/key`, since WebDataset would skip it. The manifest has the true key.
     """
     directory, slash, last = key.rpartition("/")
-    return _CONTROL.sub(_percent, directory) + slash + _CONTROL_OR_DOT.sub(_percent, last) + SUFFIX
+    name = _CONTROL.sub(_percent, directory) + slash + _CONTROL_OR_DOT.sub(_percent, last) + SUFFIX
+    return f"%5F{name[1:]}" if _META.match(name) else name
 
 
 def key_of(name: str) -> str:
-    """The key of a member; FormatError unless `member_name` gives `name` for it."""
-    key = unquote(name.removesuffix(SUFFIX), errors="strict")
+    """The key of a member; FormatError unless it is a key and `member_name` gives `name` for it."""
+    try:
+        key = check_key(unquote(name.removesuffix(SUFFIX), errors="strict"))
+    except (UnicodeDecodeError, InvalidNameError) as error:
+        raise FormatError(f"not a member's name: {name!r}: {error}") from error
     if member_name(key) != name:
         raise FormatError(f"not a member's name: {name!r}")
     return key

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fsmount.errors import FormatError, InvalidNameError
+from fsmount.errors import FormatError, InvalidNameError, PartitionError
 from fsmount.formats import parquet
 from fsmount.formats.checked import get
 from fsmount.formats.document import (
@@ -29,6 +29,7 @@ from fsmount.model import (
     ShardRef,
     Totals,
     VersionDocument,
+    check_partition_ids,
 )
 
 EPOCH = "1970-01-01T00:00:00Z"
@@ -97,8 +98,9 @@ def decode(data: bytes) -> PartitionTable:
             recipe=recipe_from_json(get(metadata, "recipe", dict)),
             partitions=tuple(map(partition_from_json, rows.to_pylist())),
         )
+        check_partition_ids({part.id for part in table.partitions})
         named = get(metadata, "content_revision", str)
-    except (FormatError, InvalidNameError, TypeError) as error:
+    except (FormatError, InvalidNameError, PartitionError, UnicodeDecodeError) as error:
         raise FormatError(f"{what}: {error}") from error
     ids = [part.id.encode() for part in table.partitions]
     if named != table.content_revision or ids != sorted(set(ids)):
@@ -140,16 +142,16 @@ def partition_to_json(part: Partition) -> dict[str, Any]:
 
 
 def partition_from_json(row: Mapping[str, Any]) -> Partition:
-    """The partition in a JSON object; FormatError, InvalidNameError or TypeError otherwise."""
+    """The partition in a JSON object; FormatError or InvalidNameError otherwise."""
     return Partition(
-        id=row["id"],
-        data_revision=Digest(row["data_revision"]),
-        metadata_revision=Digest(row["metadata_revision"]),
-        samples=row["samples"],
-        raw_bytes=row["raw_bytes"],
-        manifest=ObjectRef(Digest(row["manifest"]), row["manifest_size"]),
-        shards=tuple(map(shard_from_json, row["shards"])),
-        source_fingerprint=row["source_fingerprint"],
+        id=get(row, "id", str),
+        data_revision=Digest(get(row, "data_revision", str)),
+        metadata_revision=Digest(get(row, "metadata_revision", str)),
+        samples=get(row, "samples", int),
+        raw_bytes=get(row, "raw_bytes", int),
+        manifest=ObjectRef(Digest(get(row, "manifest", str)), get(row, "manifest_size", int)),
+        shards=tuple(map(shard_from_json, get(row, "shards", list))),
+        source_fingerprint=get(row, "source_fingerprint", str),
     )
 
 
@@ -158,8 +160,10 @@ def shard_to_json(shard: ShardRef) -> dict[str, Any]:
     return {"digest": shard.digest, "size": shard.size, "samples": shard.samples}
 
 
-def shard_from_json(value: Mapping[str, Any]) -> ShardRef:
+def shard_from_json(value: object) -> ShardRef:
     """The shard reference in a JSON object; FormatError or InvalidNameError otherwise."""
+    if not isinstance(value, dict):
+        raise FormatError("a shard reference that is no object")
     return ShardRef(
         Digest(get(value, "digest", str)), get(value, "size", int), get(value, "samples", int)
     )

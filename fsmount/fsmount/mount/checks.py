@@ -67,6 +67,10 @@ def check_device() -> None:
             f"no {FUSE_DEVICE}: load the kernel's fuse module (modprobe fuse), or start the "
             "container with --device /dev/fuse --cap-add SYS_ADMIN"
         )
+    if not os.access(FUSE_DEVICE, os.R_OK | os.W_OK):
+        raise MountError(
+            f"{FUSE_DEVICE} is closed to this user; root opens it to all: chmod 666 {FUSE_DEVICE}"
+        )
 
 
 def check_allow_other(conf: str = FUSE_CONF) -> None:

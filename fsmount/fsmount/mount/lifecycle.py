@@ -138,10 +138,13 @@ def _start(request: MountRequest, log: int) -> Answer | None:
             os.close(writer)
         server.wait()  # it goes on in a child of its own, in the same group
         try:
-            return _read_answer(reader)
+            answer = _read_answer(reader)
         except BaseException:
             _end_group(server.pid)
             raise
+        if answer is not None and answer.error is not None:
+            _readable(reader, END_SECONDS)  # its end
+        return answer
     finally:
         os.close(reader)
 

@@ -51,7 +51,8 @@ def _tell_parent(descriptor: int) -> Callable[[Answer], None]:
     def tell(answer: Answer) -> None:
         try:
             os.write(descriptor, answer.to_json().encode() + b"\n")
-            os.close(descriptor)
+            if answer.error is None:  # else the parent waits until this process has ended
+                os.close(descriptor)
         except OSError:
             log.error("nobody waits for the answer: %s", answer.error or "serving")
 

@@ -21,7 +21,7 @@ from fsmount.mount import mountinfo
 from fsmount.mount.mountinfo import KernelMount
 from fsmount.store.owner import Owner
 
-PROBE_SECONDS = 5.0  # in which a serving mount answers a stat
+PROBE_SECONDS = 5.0  # in which a serving mount answers
 _SUFFIX = ".json"
 _SOURCE = "fsmount:"
 
@@ -119,17 +119,22 @@ def describe(mount: KernelMount) -> Mounted:
     record = read(mount.mountpoint)
     if record is None or record.device != mount.device:
         record = _from_kernel(mount)
-    gone = record.server is not None and record.server.is_gone()
-    return Mounted(record, gone or probe(mount.mountpoint) == errno.ENOTCONN)
+    if record.server is not None:
+        return Mounted(record, record.server.is_gone())
+    return Mounted(record, probe(mount.mountpoint) == errno.ENOTCONN)
 
 
 def probe(path: str, seconds: float = PROBE_SECONDS) -> int | None:
-    """The errno of a stat of `path`, 0 if it succeeds, None if there is no answer in `seconds`."""
+    """The errno of a statvfs of `path`, 0 if it succeeds, None without an answer in `seconds`.
+
+    A stat would not do: the kernel answers it from its cache when the server is long dead. A
+    question that is not answered keeps the mount busy, so whoever knows the server asks it instead.
+    """
     answer: list[int] = []
 
     def ask() -> None:
         try:
-            os.stat(path)
+            os.statvfs(path)
             answer.append(0)
         except OSError as error:
             answer.append(error.errno or errno.EIO)

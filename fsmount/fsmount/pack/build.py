@@ -95,6 +95,15 @@ class _Old:
     same_sidecar: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    """A sample as its source file has it now."""
+
+    member: bytes
+    sha256: bytes  # of the member
+    texts: tuple[Text, ...]
+
+
 class _Builder:
     def __init__(self, task: Task, context: Context, staging: str, advance: Advance) -> None:
         self._task = task
@@ -103,6 +112,8 @@ class _Builder:
         self._staging = staging
         self._advance = advance
         self._read = 0
+        self._equal: dict[str, tuple[Text, ...]] = {}  # read, and found to have the old tensors
+        self._held: dict[str, _Fresh] = {}  # read, and found to have others: one at most
 
     def build(self) -> Built:
         old = self._load_old()
@@ -125,7 +136,7 @@ class _Builder:
             return None  # damaged since: built anew from the source
         rows = {row.key: row for row in found.rows()}
         now = () if self._context.force else self._task.samples
-        then = self._context.memory.samples(self._task.id)
+        then = self._context.memory.samples(previous)
         known = [(s, then[s.key]) for s in now if s.key in then and s.key in rows]
         return _Old(
             previous,
@@ -144,15 +155,15 @@ class _Builder:
         pairs = [(row.key, row.sha256) for row in old.rows.values()]
         if old.partition.data_revision != revision.data_revision(self._context.recipe, pairs):
             return None
-        texts = {}
         for item in self._task.samples:
-            row = old.rows[item.key]
-            texts[item.key] = row.texts
             if item.key not in old.same_file:
-                _, sha256, texts[item.key] = self._encode(item)
-                if sha256 != row.sha256:
+                fresh = self._encode(item)
+                if fresh.sha256 != old.rows[item.key].sha256:
+                    self._held[item.key] = fresh
                     return None
-        return texts
+                self._equal[item.key] = fresh.texts
+                self._advance(1, item.file.size)
+        return {key: self._equal.get(key, row.texts) for key, row in old.rows.items()}
 
     def _refresh(self, old: _Old, texts: dict[str, tuple[Text, ...]]) -> tuple[Partition, Outcome]:
         sidecars = {s.key: self._sidecar(s, old, texts[s.key]) for s in self._task.samples}
@@ -162,7 +173,7 @@ class _Builder:
         ]
         partition = self._partition(rows, old.partition.shards, old.meta.schemas, old)
         for item in self._task.samples:
-            self._advance(1, item.file.size)
+            self._done(item)
         same = partition.metadata_revision == old.partition.metadata_revision
         return partition, Outcome.UNCHANGED if same else Outcome.REFRESHED
 
@@ -172,13 +183,15 @@ class _Builder:
             for key in member_order(samples, context.recipe.order_seed):
                 item = samples[key]
                 shards.add(self._copy(item, old) or self._read_sample(item, old))
-                self._advance(1, item.file.size)
+                self._done(item)
             rows, refs, schemas = shards.finish()
         return self._partition(rows, refs, schemas, None)
 
     def _copy(self, item: SourceSample, old: _Old | None) -> Encoded | None:
         """The sample from its old shard, if its file is as it was and its bytes would be equal."""
-        if old is None or item.key not in old.same_file or old.meta.compressor != COMPRESSOR:
+        if old is None or old.meta.compressor != COMPRESSOR:
+            return None
+        if item.key not in old.same_file and item.key not in self._equal:
             return None
         row = old.rows[item.key]
         try:
@@ -188,23 +201,29 @@ class _Builder:
         except (OSError, IntegrityError):
             return None  # damaged since: read from the source
         header = old.meta.schemas[row.schema]
-        sidecar = self._sidecar(item, old, row.texts)
-        return Encoded(row.key, payload, header, row.raw_size, row.sha256, row.texts, sidecar)
+        texts = self._equal.get(item.key, row.texts)
+        sidecar = self._sidecar(item, old, texts)
+        return Encoded(row.key, payload, header, row.raw_size, row.sha256, texts, sidecar)
 
     def _read_sample(self, item: SourceSample, old: _Old | None) -> Encoded:
-        member, sha256, texts = self._encode(item)
+        fresh = self._held.pop(item.key, None) or self._encode(item)
+        member, texts = fresh.member, fresh.texts
         payload = sample.compress(member, self._context.recipe.level)
         header = sample.read_schema(member).header
         sidecar = self._sidecar(item, old, texts)
-        return Encoded(item.key, payload, header, len(member), sha256, texts, sidecar)
+        return Encoded(item.key, payload, header, len(member), fresh.sha256, texts, sidecar)
 
-    def _encode(self, item: SourceSample) -> tuple[bytes, bytes, tuple[Text, ...]]:
-        """A sample's member, which is seen to decode to the source's arrays, and its SHA-256."""
+    def _encode(self, item: SourceSample) -> _Fresh:
+        """A sample's member, which is seen to decode to the source's arrays."""
         arrays = self._context.tree.read_arrays(item)
         member = sample.encode(arrays.tensors)
         _check_equal(arrays.tensors, sample.decode(member), self._context.tree.path(item.key))
         self._read += 1
-        return member, hashlib.sha256(member).digest(), arrays.texts
+        return _Fresh(member, hashlib.sha256(member).digest(), arrays.texts)
+
+    def _done(self, item: SourceSample) -> None:
+        if item.key not in self._equal:  # else it was counted when it was read
+            self._advance(1, item.file.size)
 
     def _sidecar(
         self, item: SourceSample, old: _Old | None, texts: tuple[Text, ...]
@@ -236,7 +255,10 @@ class _Builder:
         else:
             by = COMPRESSOR if old is None else old.meta.compressor
             meta = ManifestMeta(self._task.id, data, metadata, shards, schemas, (), by)
-            ref = self._objects.put(manifest.encode(rows, meta), self._staging)
+            encoded = manifest.encode(rows, meta)
+            if manifest.decode(encoded).rows() != rows:
+                raise IntegrityError(f"the manifest of {self._task.id!r} does not read back")
+            ref = self._objects.put(encoded, self._staging)
         return Partition(
             id=self._task.id,
             data_revision=data,

@@ -47,10 +47,13 @@ class Memory:
         found = self._load(partition_id, columns=())
         return None if found is None else found[0]
 
-    def samples(self, partition_id: str) -> dict[str, SourceSample]:
-        """The files that partition was built of, by key; empty if that is not known."""
-        found = self._load(partition_id, columns=None)
-        if found is None:
+    def samples(self, partition: Partition) -> dict[str, SourceSample]:
+        """The files that this very `partition` was built of, by key; empty if that is not known.
+
+        Another process may have remembered a newer state of it meanwhile: those files are not its.
+        """
+        found = self._load(partition.id, columns=None)
+        if found is None or found[0] != partition or not found[1].schema.equals(_SCHEMA):
             return {}
         return {row["key"]: _sample(row) for row in found[1].to_pylist()}
 
@@ -76,7 +79,7 @@ class Memory:
             with open(self._path(partition_id), "rb") as file:
                 table, metadata = parquet.read(file.read(), "memory", columns)
             partition = partition_from_json(get(metadata, "partition", dict))
-        except (FsmountError, OSError, KeyError, TypeError):
+        except (FsmountError, OSError):
             return None  # a cache: what can't be read is as good as deleted
         return (partition, table) if partition.id == partition_id else None
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fsmount.errors import PackError, RuleMismatchError, SourceError
+from fsmount.errors import InvalidNameError, PackError, RuleMismatchError, SourceError
+from fsmount.formats.checked import is_unicode
 from fsmount.formats.table import PartitionTable
 from fsmount.model import (
     DirectoryRule,
@@ -110,6 +111,8 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     if options.workers > (os.cpu_count() or 1):
         _log.warning("%d workers on %d cores", options.workers, os.cpu_count())
     tree = NpzTree(os.path.realpath(source))
+    _check_unicode("source namespace", options.source_namespace or tree.root)
+    _check_unicode("message", options.message)
     listing = _scan(tree, os.path.realpath(store), options)
     target = Store.create(store)
     base, latest = _base(target, options.base), target.latest()
@@ -166,6 +169,12 @@ def _scan(tree: NpzTree, store: str, options: PackOptions) -> Listing:
     if options.require_sidecars:
         check_sidecars(listing.samples)
     return listing
+
+
+def _check_unicode(what: str, text: str) -> None:
+    """A path or an argument need not be UTF-8, but a document is."""
+    if not is_unicode(text):
+        raise InvalidNameError(f"the {what} is not UTF-8: {text!r}")
 
 
 def _base(store: Store, ref: Ref | None) -> Version | None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from multiprocessing.sharedctypes import Synchronized, SynchronizedArray
 from typing import Protocol
 
 from fsmount.errors import PackWorkerError
 from fsmount.pack.build import Built, Context, Task, build_partition
 
 _POLL = 0.2  # seconds between looks at what the workers have counted
-_SAMPLES, _BYTES = 0, 1
+_SPAWN = multiprocessing.get_context("spawn")
 
 
 class Progress(Protocol):
@@ -39,12 +40,12 @@ def run(tasks: Sequence[Task], context: Context, workers: int, progress: Progres
     """
     if workers == 1 or len(tasks) < 2:
         return _run_here(tasks, context, progress)
-    counts = multiprocessing.get_context("spawn").Array("q", 2)
-    stop = multiprocessing.get_context("spawn").Value("b", 0)
-    with _pool(min(workers, len(tasks)), counts, stop) as pool:
-        futures = [pool.submit(_work, task, context) for task in tasks]
+    shared = _Shared.of(len(tasks))
+    with _pool(min(workers, len(tasks)), shared) as pool:
         try:
-            _watch(futures, counts, progress)
+            with _no_interrupt():  # the workers start here and inherit that
+                futures = [pool.submit(_work, task, context) for task in tasks]
+            _watch(futures, shared, progress)
         except BrokenProcessPool as error:
             raise PackWorkerError(_obituary(tasks, context)) from error
         return [future.result() for future in futures]
@@ -54,21 +55,18 @@ def _run_here(tasks: Sequence[Task], context: Context, progress: Progress) -> li
     done = [0, 0]
 
     def advance(samples: int, source_bytes: int) -> None:
-        done[_SAMPLES] += samples
-        done[_BYTES] += source_bytes
-        progress(done[_SAMPLES], done[_BYTES])
+        done[:] = done[0] + samples, done[1] + source_bytes
+        progress(*done)
 
     return [build_partition(task, context, advance) for task in tasks]
 
 
-def _watch(
-    futures: Sequence[Future[Built]], counts: SynchronizedArray[int], progress: Progress
-) -> None:
+def _watch(futures: Sequence[Future[Built]], shared: _Shared, progress: Progress) -> None:
     """Wait for all of `futures`; raise what the first of them to fail raised."""
     pending = set(futures)
     while pending:
         done, pending = wait(pending, _POLL, FIRST_COMPLETED)
-        progress(counts[_SAMPLES], counts[_BYTES])
+        progress(sum(shared.samples), sum(shared.source_bytes))
         for future in done:
             future.result()
 
@@ -84,42 +82,58 @@ def _obituary(tasks: Sequence[Task], context: Context) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Memory that workers and parent share, without a lock: one that dies would keep it.
+
+    Each task has numbers of its own, so that each has one writer.
+    """
+
+    samples: ctypes.Array[ctypes.c_longlong]
+    source_bytes: ctypes.Array[ctypes.c_longlong]
+    stop: ctypes.c_byte
+
+    @classmethod
+    def of(cls, tasks: int) -> _Shared:
+        samples, source_bytes = _SPAWN.RawArray("q", tasks), _SPAWN.RawArray("q", tasks)
+        return cls(samples, source_bytes, _SPAWN.RawValue("b", 0))
+
+
 @contextmanager
-def _pool(
-    workers: int, counts: SynchronizedArray[int], stop: Synchronized[int]
-) -> Iterator[ProcessPoolExecutor]:
+def _no_interrupt() -> Iterator[None]:
+    """Put an interrupt off until the block has ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _pool(workers: int, shared: _Shared) -> Iterator[ProcessPoolExecutor]:
     """Processes that forget what is queued, and stop at the next sample, when the block fails."""
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), _start, (counts, stop)
-    )
+    pool = ProcessPoolExecutor(workers, _SPAWN, _start, (shared,))
     try:
         yield pool
     except BaseException:
-        stop.value = 1
+        shared.stop.value = 1
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-_advance: Callable[[int, int], None]
+_shared: _Shared
 
 
-def _start(counts: SynchronizedArray[int], stop: Synchronized[int]) -> None:
+def _start(shared: _Shared) -> None:
     """Set up a worker: an interrupt is the parent's business, and its death is ours."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
-    def advance(samples: int, source_bytes: int) -> None:
-        if stop.value:
-            raise _StoppedError
-        with counts.get_lock():
-            counts[_SAMPLES] += samples
-            counts[_BYTES] += source_bytes
-
-    global _advance  # noqa: PLW0603 - a process pool hands its workers nothing else
-    _advance = advance
+    global _shared  # noqa: PLW0603 - a process pool hands its workers nothing else
+    _shared = shared
 
 
 def _end_with(parent: BaseProcess) -> None:
@@ -128,4 +142,10 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 def _work(task: Task, context: Context) -> Built:
-    return build_partition(task, context, _advance)
+    def advance(samples: int, source_bytes: int) -> None:
+        if _shared.stop.value:
+            raise _StoppedError
+        _shared.samples[task.place] += samples
+        _shared.source_bytes[task.place] += source_bytes
+
+    return build_partition(task, context, advance)

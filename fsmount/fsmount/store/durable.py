@@ -133,17 +133,8 @@ def touch(path: str) -> float:
 
 def sync_directory(path: str) -> None:
     """Make the entries of the directory `path` durable."""
-    _sync(path, os.O_DIRECTORY)
-
-
-def sync_file(path: str) -> None:
-    """Make the bytes of `path` durable, whoever wrote them."""
-    _sync(path, os.O_NOFOLLOW)
-
-
-def _sync(path: str, flags: int) -> None:
     with changing(path):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

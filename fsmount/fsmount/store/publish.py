@@ -18,7 +18,7 @@ from fsmount.errors import (
 from fsmount.model import Digest, VersionDocument
 from fsmount.store import durable
 from fsmount.store.objects import Objects
-from fsmount.store.refs import LATEST_FILE, LATEST_LOCK, Latest, Refs, Tombstone
+from fsmount.store.refs import LATEST_LOCK, Latest, Refs, Tombstone
 from fsmount.store.versions import objects_of, read_table
 
 
@@ -90,8 +90,7 @@ def _move_latest(refs: Refs, document: VersionDocument, staging: str, *, fresh: 
         now = refs.latest()
         named = None if now is None else now.tag
         if named == tag:
-            durable.sync_file(f"{refs.root}/{LATEST_FILE}")
-            durable.sync_directory(refs.root)
+            durable.sync_directory(refs.root)  # another process may have moved it just now
         elif named == document.replaces:
             refs.set_latest(Latest(tag, document.table.digest), staging)
             return True

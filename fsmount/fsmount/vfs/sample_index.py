@@ -125,4 +125,4 @@ def _rests(table: pa.Table, partition: str) -> pa.Array:
     keys = table.column("__key__").combine_chunks().cast(pa.binary())
     prefix = f"{partition}/".encode()
     inside = pc.starts_with(keys, prefix)
-    return pc.if_else(inside, pc.binary_slice(keys, len(prefix)), keys)
+    return pc.if_else(inside, pc.replace_substring(keys, prefix, b"", max_replacements=1), keys)

@@ -1,0 +1,241 @@
+"""ShardDataset: a mounted version as a torch IterableDataset of batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
+
+from fsmount.errors import FsmountError, PlanError, RankMismatchError
+from fsmount_loader.batch import Batch
+from fsmount_loader.division import Division
+from fsmount_loader.epochs import Epochs, Skipped
+from fsmount_loader.options import DEFAULT_SEEK_THRESHOLD, OnError, Options, Transform, names
+from fsmount_loader.order import DEFAULT_CHUNK_SIZE, DEFAULT_WINDOW, Order, cut, default_streams
+from fsmount_loader.passes import Pass
+from fsmount_loader.plan import Plan, make_plan
+from fsmount_loader.ranks import Placement, agree, find_placement
+from fsmount_loader.state import Identity, State
+from fsmount_loader.version import VersionFiles
+
+
+class ShardDataset(IterableDataset[Batch]):
+    """The batches of one rank from a version mounted, or exported in the mount's layout, at `path`.
+
+    Iterating yields whole batches: dicts of tensors with the samples' names, dtypes and shapes, and
+    `__valid__`. The options are in docs/loading.md. Under DataLoader give `batch_size=None`; each
+    worker then builds whole batches in turn. Every iteration is the next epoch unless `set_epoch`
+    or `load_state_dict` said which; `len()` counts the batches of the next one. Can be pickled.
+
+    Construction plans the run and, where torch.distributed is initialised and no rank is given,
+    waits until all ranks have come with the same plan. Raises PlanError (StateMismatchError and
+    RankMismatchError are PlanErrors), FormatError, IntegrityError and LoadError.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        where: str | None = None,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        keyset: str | None = None,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        streams: int | None = None,
+        window: int = DEFAULT_WINDOW,
+        chunk_size: int = DEFAULT_CHUNK_SIZE,
+        seek_threshold: int = DEFAULT_SEEK_THRESHOLD,
+        max_pad_fraction: float = 0.1,
+        drop_last: bool = False,
+        evaluate: bool = False,
+        fields: Sequence[str] | None = None,
+        columns: Sequence[str] = (),
+        keys: bool = False,
+        transform: Transform | None = None,
+        contiguous: bool = False,
+        on_error: OnError = "raise",
+        max_skipped: int = 100,
+        retries: int = 3,
+        prefetch: int = 2,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        agreement_timeout: float = 300.0,
+    ) -> None:
+        options = Options(
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            where=where,
+            params=params,
+            keyset=keyset,
+            shuffle=shuffle,
+            seed=seed,
+            streams=streams,
+            window=window,
+            chunk_size=chunk_size,
+            seek_threshold=seek_threshold,
+            max_pad_fraction=max_pad_fraction,
+            drop_last=drop_last,
+            evaluate=evaluate,
+            fields=None if fields is None else names("fields", fields),
+            columns=names("columns", columns),
+            keys=keys,
+            transform=transform,
+            contiguous=contiguous,
+            on_error=on_error,
+            max_skipped=max_skipped,
+            retries=retries,
+            prefetch=prefetch,
+        )
+        placement = find_placement(rank, world_size, process_group)
+        try:
+            plan = make_plan(VersionFiles.open(path), options)
+            division = _division(len(plan.rows), options, placement)
+        except FsmountError as error:
+            with suppress(RankMismatchError):  # the others get it; this rank has its own error
+                agree(placement, {"error": str(error)}, agreement_timeout)
+            raise
+        self._plan = plan
+        self._options = options
+        self._division = division
+        self._order = _order(plan, options)
+        self._identity = _identity(plan, options, self._order)
+        self._epochs = Epochs()
+        self._skipped = Skipped(options.max_skipped)
+        agree(placement, _shared(self._identity, division, options), agreement_timeout)
+
+    @property
+    def skipped(self) -> int:
+        """Samples skipped so far under `on_error="skip"`, by all workers of this rank."""
+        return self._skipped.total()
+
+    def __len__(self) -> int:
+        """The number of batches that the next iteration yields, the same on every rank."""
+        _, start = self._epochs.next()
+        return self._division.batches(start)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """This process's batches of the next epoch: all, or a DataLoader worker's share."""
+        worker = get_worker_info()
+        if worker is None:
+            return self.begin_pass().batches()
+        epoch, start = self._epochs.begin(worker.id, worker.num_workers)
+        return self._pass(epoch, start).batches(worker.id, worker.num_workers)
+
+    def begin_pass(self) -> Pass:
+        """Begin the next epoch, as iterating in this process does, and say what it is."""
+        return self._pass(*self._epochs.begin())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be `epoch`, from its start.
+
+        In the epoch of a state just loaded the position stays; if that epoch was finished, the
+        iteration is empty.
+        """
+        if not 0 <= epoch < 1 << 62:
+            raise PlanError(f"epoch must be a whole number of at least 0, not {epoch!r}")
+        self._epochs.set_epoch(epoch)
+
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """The state once `batches` batches of the latest iteration are consumed, as a JSON object.
+
+        For a plain DataLoader, whose workers run ahead of the training loop, which alone knows the
+        number. ShardLoader counts by itself.
+        """
+        epoch, start = self._epochs.latest()
+        return self.state_at(epoch, self._division.after(start, batches))
+
+    def next_state(self) -> dict[str, Any]:
+        """The state before the next iteration."""
+        return self.state_at(*self._epochs.next())
+
+    def state_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """The state at a position of an epoch."""
+        return State(self._identity, epoch, position).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where `state` was taken; a finished epoch is followed by the
+        next.
+
+        The world size, the batch size and the number of workers may be others. Raises
+        StateMismatchError naming what differs if the rows, the seed or an order option does.
+        """
+        loaded = State.load(state, self._identity)
+        finished = self._division.batches(loaded.position) == 0
+        self._epochs.set_position(loaded.epoch, loaded.position, finished=finished)
+
+    @property
+    def settings(self) -> int:
+        """How often an epoch or a state was set; it tells whether a pass is still the latest."""
+        return self._epochs.settings
+
+    def _pass(self, epoch: int, start: int) -> Pass:
+        return Pass(
+            plan=self._plan,
+            options=self._options,
+            order=self._order,
+            division=self._division,
+            skipped=self._skipped,
+            epoch=epoch,
+            start=start,
+        )
+
+
+def _order(plan: Plan, options: Options) -> Order:
+    bounds = cut(plan.rows_per_shard(), options.chunk_size)
+    streams = options.streams or default_streams(len(bounds) - 1)
+    return Order(bounds, options.seed, options.shuffled, streams, options.window)
+
+
+def _identity(plan: Plan, options: Options, order: Order) -> Identity:
+    shuffled = options.shuffled
+    return Identity(
+        selection=plan.digest,
+        samples=len(plan.rows),
+        seed=options.seed,
+        shuffle=shuffled,
+        streams=order.streams if shuffled else None,
+        window=options.window if shuffled else None,
+        chunk_size=options.chunk_size if shuffled else None,
+    )
+
+
+def _division(samples: int, options: Options, placement: Placement) -> Division:
+    division = Division(
+        samples=samples,
+        global_batch=options.global_batch(placement.world_size),
+        world_size=placement.world_size,
+        rank=placement.rank,
+        interleaved=options.shuffled,
+        drop_last=options.drop_last,
+    )
+    size, padding = division.global_batch, division.pad_fraction()
+    if not division.batches(0):
+        raise PlanError(f"drop_last=True leaves none of {samples} samples: a batch takes {size}")
+    if padding > options.max_pad_fraction and not options.evaluate:
+        raise PlanError(
+            f"{samples} samples in global batches of {size}: {padding:.0%} would be padding, over "
+            f"max_pad_fraction={options.max_pad_fraction:g}; choose a smaller batch_size or "
+            "global_batch_size, or set drop_last=True, evaluate=True or a larger max_pad_fraction"
+        )
+    return division
+
+
+def _shared(identity: Identity, division: Division, options: Options) -> dict[str, object]:
+    """What must be equal on all ranks."""
+    return {
+        **asdict(identity),
+        "global_batch_size": division.global_batch,
+        "drop_last": options.drop_last,
+        "evaluate": options.evaluate,
+        "fields": options.fields,
+        "columns": options.columns,
+        "keys": options.keys,
+    }

@@ -1,0 +1,183 @@
+"""The manifest: rows come back as they were, and nothing hostile gets past `decode`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from examples import MEMBER, META, ROWS, digest, partition
+from hypothesis import given, settings
+from strategies import JSON_OBJECTS, damaged
+
+from fsmount.errors import FormatError, IntegrityError, SidecarError
+from fsmount.formats import manifest, parquet, sample
+from fsmount.formats.checked import dump_compact
+from fsmount.formats.manifest import OWN_COLUMNS, SCHEMA, Manifest, Text
+
+DATA = manifest.encode(ROWS, META)
+
+
+def changed(**columns: Any) -> bytes:
+    """The manifest with some columns of other values (typed as they should be) or dropped."""
+    table, metadata = parquet.read(DATA, "test")
+    for name, values in columns.items():
+        place = table.schema.get_field_index(name)
+        table = table.remove_column(place)
+        if values is not None:
+            array = (
+                values
+                if isinstance(values, pa.Array)
+                else pa.array(values, SCHEMA.field(name).type)
+            )
+            table = table.add_column(place, name, array)
+    return parquet.write(table, metadata)
+
+
+def with_metadata(**fields: Any) -> bytes:
+    table, metadata = parquet.read(DATA, "test")
+    return parquet.write(table, metadata | fields)
+
+
+def read_all(data: bytes) -> Manifest:
+    found = manifest.decode(data)
+    found.rows()
+    for header in found.meta.schemas:
+        sample.read_schema(header)
+    return found
+
+
+def test_round_trip() -> None:
+    found = manifest.decode(DATA)
+    assert found.rows() == ROWS
+    assert found.meta == replace(META, json_columns=("m",))
+    assert found.table.column_names == [*OWN_COLUMNS, "m", "n", "s", "t"]
+    assert found.table.column("n").to_pylist() == [None, (1 << 64) - 1, 1]
+    assert found.table.column("t").to_pylist() == ["b", None, ""]
+    assert sample.read_schema(found.meta.schemas[0]) == sample.read_schema(MEMBER)
+    found.meta.check_belongs(partition("a/b"))
+
+
+def test_a_text_array_beside_a_field_of_another_type_survives() -> None:
+    """The column is JSON text then; the row must have the text, not its JSON."""
+    found = manifest.decode(DATA)
+    assert found.table.column("m").to_pylist() == ['"hi"', None, "5"]
+    assert found.rows()[0].texts[0] == Text("m", "<U3", "hi")
+
+
+def test_only_the_columns_asked_for_are_read() -> None:
+    found = manifest.decode(DATA, ["__key__", "n", "no such"])
+    assert found.table.column_names == ["__key__", "n"]
+
+
+@given(JSON_OBJECTS)
+@settings(max_examples=50)
+def test_any_sidecar_comes_back_verbatim(value: dict[str, Any]) -> None:
+    data = dump_compact(value).encode()
+    rows = [replace(ROWS[0], sidecar=data, texts=()), *ROWS[1:]]
+    assert manifest.decode(manifest.encode(rows, META)).rows() == rows
+
+
+def test_equal_rows_give_equal_bytes() -> None:
+    assert manifest.encode(ROWS, META) == DATA
+
+
+@pytest.mark.parametrize("name", OWN_COLUMNS)
+def test_a_field_may_not_have_the_name_of_our_columns(name: str) -> None:
+    sidecar = dump_compact({name: 1}).encode()
+    with pytest.raises(SidecarError, match=f"'a/b/1'.*'{name}'"):
+        manifest.encode([replace(ROWS[1], sidecar=sidecar)], META)
+    with pytest.raises(SidecarError, match=name):
+        manifest.encode([replace(ROWS[1], texts=(Text(name, "<U1", "x"),))], META)
+
+
+def test_a_field_and_a_text_array_of_one_name_are_refused() -> None:
+    with pytest.raises(SidecarError, match="'n' is in the sidecar and a text array"):
+        manifest.encode([replace(ROWS[1], texts=(Text("n", "<U1", "x"),))], META)
+
+
+BIG = (1 << 63) - 1
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        *({name: None} for name in OWN_COLUMNS),
+        *({name: pa.array(["x"] * 3)} for name in OWN_COLUMNS[1:9]),
+        *({name: pa.nulls(3, SCHEMA.field(name).type)} for name in OWN_COLUMNS[:9]),
+        *({"__shard__": [0, 0, n]} for n in (-1, 2, (1 << 31) - 1)),
+        *({"__schema__": [0, 0, n]} for n in (-1, 1)),
+        *({"__offset__": [512, 1536, n]} for n in (-1, 0, 511, 1749, BIG, -BIG - 1)),
+        *({"__size__": [300, 300, n]} for n in (-1, 0, 1537, BIG, -BIG - 1)),
+        *({"__index__": [0, 1, n]} for n in (-1, -BIG)),
+        *({"__raw_size__": [64, 64, n]} for n in (-1, -BIG)),
+        *({"__text__": [t, None, None]} for t in ("", "[]", "1", '{"t":1}')),
+        *({"__text__": [t, None, None]} for t in ('{"gone":"<U1"}', '{"n":"<U1"}')),
+        {"t": pa.array([1, 2, 3])},
+        {"m": pa.array(["{", None, None])},
+        {"t": None},
+        {"__key__": pa.Array.from_buffers(
+            pa.string(), 3,
+            [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xffb")])},
+    ],
+)  # fmt: skip
+def test_hostile_columns_are_format_errors(columns: dict[str, Any]) -> None:
+    with pytest.raises(FormatError):
+        read_all(changed(**columns))
+
+
+SHARD = {"digest": digest("s0"), "size": 4096, "samples": 2}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"format": value} for value in (None, 2, "1", True)),
+        *({"partition": value} for value in (None, "../x", "", "a//b", "\ud800")),
+        *({"data_revision": value} for value in (None, "0", "A" * 64)),
+        *({"metadata_revision": value} for value in (None, [])),
+        *({"shards": value} for value in (None, {}, [], [1], [None], [{}], [SHARD], ["x", "y"])),
+        *({"shards": [SHARD, SHARD | {"size": n}]} for n in (-1, 1 << 63, 1 << 80, 1.5, None)),
+        *({"shards": [SHARD, SHARD | {"samples": value}]} for value in (0, -1, True)),
+        *({"schemas": value} for value in (None, {}, [], [1], ["\ud800"], ["{"], ["{\"a\":1}"])),
+        *({"json_columns": value} for value in (None, "n", [1], [None])),
+        {"compressor": 1},
+    ],
+)  # fmt: skip
+def test_hostile_metadata_is_a_format_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(FormatError):
+        read_all(with_metadata(**fields))
+
+
+def test_other_parquet_files_are_format_errors() -> None:
+    table, _ = parquet.read(DATA, "test")
+    for data in (b"", b"PAR1", DATA[:-1], DATA[4:]):
+        with pytest.raises(FormatError, match="manifest"):
+            manifest.decode(data)
+    with pytest.raises(FormatError):
+        manifest.decode(parquet.write(table, {}))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(META, partition="a/c"),
+        replace(META, data_revision=digest("x")),
+        replace(META, metadata_revision=digest("x")),
+        replace(META, shards=META.shards[::-1]),
+    ],
+)
+def test_a_manifest_that_does_not_belong_is_noticed(other: manifest.ManifestMeta) -> None:
+    with pytest.raises(IntegrityError, match="'a/b'"):
+        other.check_belongs(partition("a/b"))
+
+
+@given(damaged(DATA))
+@settings(max_examples=300)
+def test_damage_is_a_format_error_or_another_valid_manifest(data: bytes) -> None:
+    try:
+        found = read_all(data)
+    except FormatError:
+        return
+    assert len(found.rows()) == found.table.num_rows
