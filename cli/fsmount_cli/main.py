@@ -16,6 +16,7 @@ import click
 from fsmount.errors import FsmountError
 from fsmount_cli.common import one_line
 from fsmount_cli.demo.command import demo
+from fsmount_cli.fstab import from_mount8
 from fsmount_cli.mount import mount, mounts, umount
 from fsmount_cli.pack import command as pack
 from fsmount_cli.versions import show, versions
@@ -83,7 +84,7 @@ def run(args: Sequence[str]) -> int:
 def _invoke(args: Sequence[str]) -> int:
     """Run the command and return its exit code: what it returns if that is an int, else 0."""
     try:
-        result = cli.main(list(args), prog_name="fsmount", standalone_mode=False)
+        result = cli.main(from_mount8(args), prog_name="fsmount", standalone_mode=False)
     except click.UsageError as error:
         error.show()
         return error.exit_code

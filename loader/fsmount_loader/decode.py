@@ -36,15 +36,10 @@ class FieldView:
     nbytes: int
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
-        """The tensor of all samples in `block`: [samples, *shape], sharing its memory if it can.
-
-        Complex numbers lie at a multiple of their parts' width, which torch can't always view.
-        """
+        """The tensor of all samples in `block`: [samples, *shape], sharing its memory."""
         if self.nbytes == 0:
             return torch.empty((len(block), *self.shape), dtype=self.dtype)
         flat = block[:, self.offset : self.offset + self.nbytes]
-        if self.offset % self.dtype.itemsize:
-            flat = flat.contiguous()
         return flat.view(self.dtype).view(len(block), *self.shape)
 
 

@@ -56,7 +56,10 @@ class Options:
             raise PlanError("give one of batch_size and global_batch_size")
         if self.seed >= 1 << 64:
             raise PlanError(f"seed must be below 2**64, not {self.seed}")
-        if not 0 <= self.max_pad_fraction <= 1:
+        for name in ("where", "keyset"):
+            if not isinstance(getattr(self, name), str | None):
+                raise PlanError(f"{name} must be a text, not {getattr(self, name)!r}")
+        if not (isinstance(self.max_pad_fraction, int | float) and 0 <= self.max_pad_fraction <= 1):
             raise PlanError(f"max_pad_fraction must be 0 to 1, not {self.max_pad_fraction!r}")
         if self.on_error not in ("raise", "skip"):
             raise PlanError(f"on_error must be 'raise' or 'skip', not {self.on_error!r}")

@@ -106,9 +106,12 @@ def _verdict(store: _Store, world_size: int, call: int, timeout: float) -> str:
 
 
 def _difference(first: dict[str, object], other: dict[str, object], rank: int) -> str:
+    for which, told in ((0, first), (rank, other)):
+        if "error" in told:
+            return f"rank {which} can't load: {told['error']}"
     names = [n for n in sorted(first.keys() | other.keys()) if first.get(n) != other.get(n)]
-    told = "; ".join(f"{n}: {first.get(n)!r} on rank 0, {other.get(n)!r} on {rank}" for n in names)
-    return f"ranks disagree: {told}"
+    apart = (f"{n}: {first.get(n)!r} on rank 0, {other.get(n)!r} on {rank}" for n in names)
+    return f"ranks disagree: {'; '.join(apart)}"
 
 
 def _wait(store: _Store, key: str, seconds: float) -> bool:

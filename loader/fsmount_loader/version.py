@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from fsmount.errors import IntegrityError, LoadError, PlanError
+from fsmount.errors import FormatError, IntegrityError, LoadError, PlanError
 from fsmount.formats import document, keyset, table
 from fsmount.model import ObjectRef, Partition, VersionDocument
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,11 @@ class VersionFiles:
         root = os.path.abspath(os.fspath(path))
         if not os.path.isfile(os.path.join(root, "VERSION.json")):
             raise PlanError(f"not a mounted version: {root}{_versions_below(root)}")
-        doc = document.decode(_read(os.path.join(root, "VERSION.json")))
-        data = _read_checked(os.path.join(root, "partitions.parquet"), doc.table)
-        return cls(root, doc, table.decode(data).partitions)
+        path = os.path.join(root, "VERSION.json")
+        doc = _decoded(path, document.decode, _read(path))
+        path = os.path.join(root, "partitions.parquet")
+        found = _decoded(path, table.decode, _read_checked(path, doc.table))
+        return cls(root, doc, found.partitions)
 
     def manifest(self, partition: Partition) -> bytes:
         """The bytes of a partition's manifest, which have its digest; errors as `open`."""
@@ -50,7 +55,8 @@ class VersionFiles:
         if name not in found:
             there = f"there are {', '.join(found)}" if found else "there are none"
             raise PlanError(f"no keyset {name!r} in {self.root}; {there}")
-        return keyset.decode_keys(_read(os.path.join(folder, f"{name}.parquet")))
+        path = os.path.join(folder, f"{name}.parquet")
+        return _decoded(path, keyset.decode_keys, _read(path))
 
 
 def _versions_below(root: str) -> str:
@@ -71,6 +77,13 @@ def _read(path: str) -> bytes:
             return file.read()
     except OSError as error:
         raise LoadError(f"{path}: {error.strerror}") from error
+
+
+def _decoded(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
+    try:
+        return decode(data)
+    except FormatError as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
 def _read_checked(path: str, ref: ObjectRef) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -49,7 +50,9 @@ def equal(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
-    return bool(one == other) and (repr(one) == repr(other) or one != 0)
+    if one == other == 0:
+        return math.copysign(1, one) == math.copysign(1, other)
+    return bool(one == other)
 
 
 def through_parquet(arrays: dict[str, pa.Array]) -> pa.Table:

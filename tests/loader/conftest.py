@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from versions import build, numbered
+from hypothesis import settings
+from small_versions import build, numbered
+
+settings.register_profile("loader", deadline=None)  # other work may share the machine
+settings.load_profile("loader")
 
 
 @pytest.fixture

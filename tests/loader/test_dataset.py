@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from small_versions import add_keyset, build, numbered
 from torch.utils.data import DataLoader
-from versions import add_keyset, build, numbered
 
 from fsmount.errors import FsmountError, PlanError
 from fsmount_loader import Batch, ShardDataset, ShardLoader
@@ -180,6 +180,8 @@ def test_columns_without_a_number_in_every_row_are_lists(tmp_path: Path) -> None
         ({"batch_size": 2, "prefetch": -1}, "prefetch must be"),
         ({"batch_size": 2, "retries": -1}, "retries must be"),
         ({"batch_size": 2, "max_pad_fraction": 2}, "max_pad_fraction must be"),
+        ({"batch_size": 2, "max_pad_fraction": "1"}, "max_pad_fraction must be"),
+        ({"batch_size": 2, "where": 5}, "where must be a text"),
         ({"batch_size": 2, "on_error": "ignore"}, "on_error must be"),
         ({"batch_size": 2, "transform": 5}, "transform must be"),
         ({"batch_size": 2, "fields": "x"}, "fields must be a list of names"),

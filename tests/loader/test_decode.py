@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from versions import Sample, build
+from small_versions import Sample, build
 
 from fsmount.errors import IntegrityError, PlanError
 from fsmount.formats import sample

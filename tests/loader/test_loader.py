@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from small_versions import build, numbered
 from test_dataset import all_numbers, numbers
-from versions import build, numbered
 
 from fsmount.errors import LoadError, PlanError
 from fsmount_loader import Batch, ShardDataset, ShardLoader

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_versions import build, numbered
 from test_dataset import all_numbers, numbers
-from versions import build, numbered
 
 from fsmount.errors import StateMismatchError
 from fsmount_loader import ShardDataset, ShardLoader

@@ -34,8 +34,6 @@ _STORED = {
     "i8": "I64", "u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64",
     "c8": "F32", "c16": "F64", "M8": "I64", "m8": "I64",
 }  # fmt: skip
-_WIDTH = {"BOOL": 1, "I8": 1, "U8": 1, "I16": 2, "U16": 2, "F16": 2, "I32": 4, "U32": 4, "F32": 4,
-          "I64": 8, "U64": 8, "F64": 8}  # fmt: skip
 _PLAIN = {stored: np.dtype(f"<{code}") for code, stored in reversed(_STORED.items())
           if code[0] not in "cMm"}  # fmt: skip
 
@@ -155,11 +153,7 @@ def _schema(header: bytes) -> Schema:
 
 
 def _in_file_order(fields: Iterable[Field]) -> list[Field]:
-    return sorted(fields, key=lambda field: (-_width(field.dtype), field.name))
-
-
-def _width(dtype: np.dtype[Any]) -> int:
-    return _WIDTH[_STORED[f"{dtype.kind}{dtype.itemsize}"]]
+    return sorted(fields, key=lambda field: (-field.dtype.itemsize, field.name))
 
 
 def _field(name: str, array: NDArray[Any], offset: int) -> Field:

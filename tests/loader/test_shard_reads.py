@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_versions import build, damage, numbered
 from test_dataset import ALL, all_numbers, numbers
-from versions import build, damage, numbered
 
 from fsmount.errors import FsmountError, IntegrityError, LoadError
 from fsmount_loader import ShardDataset, ShardLoader

@@ -1,0 +1,420 @@
+"""The cost of a change is the size of the change, and its result is that of a fresh pack."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from npz_tree import (
+    Content,
+    numbered,
+    objects,
+    partitions,
+    read_version,
+    run_pack,
+    tags,
+    write_numbered,
+    write_sample,
+)
+
+from fsmount.errors import LatestMovedError, SourceError, VersionExistsError, VersionNotFoundError
+from fsmount.formats.shard import member_order
+from fsmount.model import Digest, LatestRef, Recipe, TagRef, parse_ref
+from fsmount.pack import build
+from fsmount.pack.build import Context, Task, build_partition
+from fsmount.pack.memory import Memory
+from fsmount.pack.plan import group
+from fsmount.pack.source import NpzTree
+from fsmount.store import Store
+
+KEYS = {f"{p}/{i}": 10 * n + i for n, p in enumerate("abc") for i in range(5)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def contents(source: Path, store: Path) -> dict[str, Content]:
+    """What the source holds; version v1 is packed from it."""
+    found = write_numbered(source, KEYS)
+    assert run_pack(source, store).samples_read == 15
+    return found
+
+
+def overwrite_secretly(path: Path) -> None:
+    """Other bytes under the same size, time and inode: whoever reads the file notices."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"x" * before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size, before.st_mtime_ns, before.st_ino,
+    )  # fmt: skip
+
+
+def touch(path: Path) -> None:
+    found = path.stat()
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1))
+
+
+def counts(report: Any) -> tuple[list[str], list[str], list[str], int]:
+    return (
+        list(report.built), list(report.refreshed), list(report.reused), report.samples_read,
+    )  # fmt: skip
+
+
+def fresh(source: Path, store: Path, **options: Any) -> dict[str, tuple[str, ...]]:
+    """The objects of the same source packed into a new store."""
+    shutil.rmtree(store.with_name("fresh"), ignore_errors=True)
+    run_pack(source, store.with_name("fresh"), **options)
+    return objects(store.with_name("fresh"), "v1")
+
+
+def test_unchanged_files_are_not_read(source: Path, store: Path, contents: Any) -> None:
+    for path in source.rglob("*.*"):
+        overwrite_secretly(path)
+    report = run_pack(source, store, "v2")
+    assert counts(report) == ([], [], ["a", "b", "c"], 0)
+    assert objects(store, "v2") == objects(store, "v1")
+    assert report.document.parent is not None
+    assert report.document.parent.tag == "v1"
+    assert report.document.content_revision == partition_revision(store, "v1")
+    with pytest.raises(SourceError, match=r"a/0\.npz: not a readable zip"):
+        run_pack(source, store, "v3", force=True)
+    assert read_version(store, "latest") == contents
+
+
+def partition_revision(store: Path, tag: str) -> str:
+    return Store.open(str(store)).resolve(parse_ref(tag)).content_revision
+
+
+def test_a_change_reads_what_changed_and_nothing_else(
+    source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    contents["b/2"] = write_sample(source, "b/2", numbered(99))
+    (source / "b" / "2.json").unlink()
+    for key in KEYS:
+        if key != "b/2":
+            overwrite_secretly(source / f"{key}.npz")
+    report = run_pack(source, store, "v2")
+    contents["b/2"] = replace(contents["b/2"], sidecar=None)
+    assert counts(report) == (["b"], [], ["a", "c"], 1)
+    assert read_version(store, "v2") == contents
+
+
+def test_the_result_of_a_change_is_that_of_a_fresh_pack(
+    source: Path, store: Path, contents: Any
+) -> None:
+    """Shards and manifests, byte for byte, though most samples were copied."""
+    write_sample(source, "b/2", numbered(99))
+    write_sample(source, "b/new", numbered(98), b'{"other": [1.5]}')
+    (source / "b" / "3.npz").unlink()
+    touch(source / "b" / "0.npz")
+    report = run_pack(source, store, "v2")
+    assert counts(report) == (["b"], [], ["a", "c"], 3)
+    assert objects(store, "v2") == fresh(source, store)
+
+
+def test_shards_of_a_change_are_cut_like_those_of_a_fresh_pack(source: Path, store: Path) -> None:
+    write_numbered(source, {f"a/{i}": i for i in range(20)})
+    run_pack(source, store, shard_bytes=1500)
+    assert len(partitions(store, "v1")["a"].shards) > 2
+    last = member_order([f"a/{i}" for i in range(20)], 0)[-1]
+    write_sample(source, last, numbered(99, size=200))
+    assert run_pack(source, store, "v2").samples_read == 1
+    assert objects(store, "v2") == fresh(source, store, shard_bytes=1500)
+    shared = set(objects(store, "v2")["a"]) & set(objects(store, "v1")["a"])
+    assert shared
+
+
+def test_a_touched_file_is_read_once(source: Path, store: Path, contents: Any) -> None:
+    touch(source / "a" / "1.npz")
+    touch(source / "a" / "2.json")
+    report = run_pack(source, store, "v2")
+    assert counts(report) == ([], [], ["a", "b", "c"], 1)
+    assert objects(store, "v2") == objects(store, "v1")
+    assert run_pack(source, store, "v3").samples_read == 0
+
+
+def test_each_file_of_a_changed_partition_is_read_once(
+    source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    """Touched ones and changed ones, whichever comes first."""
+    for i in range(4):
+        touch(source / "a" / f"{i}.npz")
+    contents["a/2"] = write_sample(source, "a/2", numbered(99), contents["a/2"].sidecar)
+    report = run_pack(source, store, "v2")
+    assert counts(report) == (["a"], [], ["b", "c"], 4)
+    assert read_version(store, "v2") == contents
+    assert objects(store, "v2") == fresh(source, store)
+
+
+def test_progress_counts_each_sample_once(
+    source: Path, store: Path, contents: dict[str, Content], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(4):
+        touch(source / "a" / f"{i}.npz")
+    write_sample(source, "a/2", numbered(99))
+    steps: list[tuple[int, int]] = []
+    tree, target = NpzTree(str(source)), Store.open(str(store))
+    task, context = task_of(tree, target, store, "a")
+    with target.staging() as staging:
+        build_partition(task, replace(context, staging=staging), lambda n, b: steps.append((n, b)))
+    assert [n for n, _ in steps] == [1] * 5
+    assert sum(b for _, b in steps) == sum(s.file.size for s in task.samples)
+
+
+def task_of(tree: NpzTree, target: Store, store: Path, name: str) -> tuple[Task, Context]:
+    """The task of a partition whose state in v1 is what it may be equal to."""
+    document = target.resolve(TagRef("v1"))
+    memory = Memory.of(target.cache_dir, document.source_namespace, document.rule, document.recipe)
+    samples = group(tree.scan(skip=str(store)).samples, document.rule)[name]
+    context = Context(tree, Recipe(), target.objects, memory, "", False)
+    return Task(name, 0, samples, memory.partition(name)), context
+
+
+def test_only_what_a_sidecar_changed_is_written(
+    source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    for key in KEYS:
+        overwrite_secretly(source / f"{key}.npz")
+    (source / "a" / "1.json").write_bytes(b'{"new": 1}')
+    (source / "b" / "0.json").unlink()
+    contents["a/1"] = replace(contents["a/1"], sidecar=b'{"new": 1}')
+    contents["b/0"] = replace(contents["b/0"], sidecar=None)
+    report = run_pack(source, store, "v2")
+    assert counts(report) == ([], ["a", "b"], ["c"], 0)
+    assert read_version(store, "v2") == contents
+    one, two = objects(store, "v1"), objects(store, "v2")
+    for name in "ab":
+        assert one[name][1:] == two[name][1:]
+        assert one[name][0] != two[name][0]
+
+
+def test_a_text_array_that_changes_rewrites_no_shard(source: Path, store: Path) -> None:
+    arrays = {"x": np.arange(3), "t": np.array("one")}
+    write_sample(source, "p/1", arrays)
+    run_pack(source, store)
+    expected = write_sample(source, "p/1", arrays | {"t": np.array("two")})
+    report = run_pack(source, store, "v2")
+    assert counts(report) == ([], ["p"], [], 1)
+    assert read_version(store, "v2") == {"p/1": expected}
+    assert objects(store, "v1")["p"][1:] == objects(store, "v2")["p"][1:]
+    assert objects(store, "v2") == fresh(source, store)
+
+
+def test_additions_and_removals(source: Path, store: Path, contents: dict[str, Content]) -> None:
+    contents |= write_numbered(source, {"d/1": 50, "a/x": 51})
+    (source / "b" / "2.npz").unlink()
+    (source / "b" / "2.json").unlink()
+    del contents["b/2"]
+    report = run_pack(source, store, "v2")
+    assert counts(report) == (["a", "b", "d"], [], ["c"], 2)
+    assert read_version(store, "v2") == contents
+    assert set(read_version(store, "v1")) == set(KEYS)
+
+
+def test_partitions_whose_source_is_gone_are_kept_unless_told(
+    source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    shutil.rmtree(source / "b")
+    report = run_pack(source, store, "v2")
+    assert (report.kept, report.dropped) == (("b",), ())
+    assert read_version(store, "v2") == contents
+    assert partition_revision(store, "v2") == partition_revision(store, "v1")
+    report = run_pack(source, store, "v3", sync=True)
+    assert (report.kept, report.dropped, report.samples_read) == ((), ("b",), 0)
+    assert set(read_version(store, "v3")) == {key for key in KEYS if not key.startswith("b/")}
+
+
+def test_a_deleted_cache_changes_nothing_but_what_is_read(
+    source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    shutil.rmtree(store / "cache")
+    report = run_pack(source, store, "v2")
+    assert counts(report) == ([], [], ["a", "b", "c"], 0)  # the table has the listings' names
+    contents["b/2"] = write_sample(source, "b/2", numbered(99), contents["b/2"].sidecar)
+    report = run_pack(source, store, "v3")
+    assert counts(report) == (["b"], [], ["a", "c"], 5)
+    assert read_version(store, "v3") == contents
+    assert objects(store, "v3") == fresh(source, store)
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 1000, None])
+def test_a_damaged_cache_is_as_good_as_none(
+    data: bytes | None, source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    for path in (store / "cache").rglob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:-100] if data is None else data)
+    write_sample(source, "a/1", numbered(1))
+    assert run_pack(source, store, "v2", base=None).samples_read == 15
+    assert run_pack(source, store, "v3").samples_read == 0
+
+
+def test_without_a_base_what_was_built_is_still_known(
+    source: Path, store: Path, contents: Any
+) -> None:
+    report = run_pack(source, store, "v2", base=None)
+    assert counts(report) == ([], [], ["a", "b", "c"], 0)
+    assert report.document.parent is None
+
+
+def test_a_base_may_be_any_version(source: Path, store: Path, contents: dict[str, Content]) -> None:
+    shutil.rmtree(source / "a")
+    run_pack(source, store, "v2", sync=True)
+    report = run_pack(source, store, "v3", base=TagRef("v1"))
+    assert report.kept == ("a",)
+    assert read_version(store, "v3") == contents
+    assert Store.open(str(store)).latest() == "v3"
+    table = Store.open(str(store)).resolve(TagRef("v2")).table.digest
+    report = run_pack(source, store, "v4", base=parse_ref(f"sha256:{table[:12]}"))
+    assert (report.kept, len(read_version(store, "v4"))) == ((), 10)
+    with pytest.raises(VersionNotFoundError, match="v1"):
+        run_pack(source, store, "v5", base=TagRef("v9"))
+    assert tags(store) == ["v1", "v2", "v3", "v4"]
+
+
+def test_the_same_tag_again(source: Path, store: Path, contents: Any) -> None:
+    report = run_pack(source, store, "v1", base=None)
+    assert not report.published
+    assert run_pack(source, store, "v1", force=True).published is False
+    write_sample(source, "a/1", numbered(99))
+    with pytest.raises(VersionExistsError, match="'v1' exists with other content"):
+        run_pack(source, store, "v1")
+    assert run_pack(source, store, "v2").samples_read == 0  # what was built was not lost
+
+
+def test_an_object_that_is_gone_is_built_again(
+    source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    before = objects(store, "v1")
+    opened = Store.open(str(store))
+    for place in (0, 1):
+        Path(opened.objects.path(Digest(before["a"][place]))).unlink()
+        report = run_pack(source, store, f"again{place}")
+        assert report.built == ("a",)
+        assert read_version(store, "v1") == contents
+        assert objects(store, f"again{place}") == before
+
+
+def test_a_damaged_shard_is_not_copied_from(
+    source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    """Its samples are read from the source again."""
+    opened = Store.open(str(store))
+    path = Path(opened.objects.path(Digest(objects(store, "v1")["a"][1])))
+    data = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(bytes(byte ^ 255 for byte in data))
+    contents["a/2"] = write_sample(source, "a/2", numbered(99), contents["a/2"].sidecar)
+    assert run_pack(source, store, "v2").samples_read == 5
+    assert read_version(store, "v2") == contents
+
+
+def test_another_zstd_release_copies_nothing_and_changes_no_revision(
+    source: Path, store: Path, contents: dict[str, Content], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "COMPRESSOR", "zstd 9.9.9")
+    assert run_pack(source, store, "v2").samples_read == 0
+    contents["a/2"] = write_sample(source, "a/2", numbered(99), contents["a/2"].sidecar)
+    report = run_pack(source, store, "v3")
+    assert counts(report) == (["a"], [], ["b", "c"], 5)
+    assert read_version(store, "v3") == contents
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"level": 19}, {"order_seed": 7}, {"shard_bytes": 700}],
+    ids=["level", "seed", "size"],
+)
+def test_another_recipe_builds_anew(
+    options: dict[str, int], source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    report = run_pack(source, store, "v2", replace_all=True, **options)
+    assert counts(report) == (["a", "b", "c"], [], [], 15)
+    assert read_version(store, "v2") == contents
+    assert objects(store, "v2") == fresh(source, store, **options)
+    assert run_pack(source, store, "v3").samples_read == 0  # the base's recipe goes on
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_objects_do_not_depend_on_workers_or_place(
+    workers: int, source: Path, store: Path, contents: dict[str, Content], tmp_path: Path
+) -> None:
+    moved = tmp_path / "elsewhere" / "tree"
+    moved.parent.mkdir()
+    shutil.copytree(source, moved, copy_function=shutil.copyfile)
+    for other in (source, moved):
+        there = tmp_path / f"{other.name}{workers}"
+        report = run_pack(other, there, workers=workers)
+        assert report.built == ("a", "b", "c")
+        assert objects(there, "v1") == objects(store, "v1")
+        assert partition_revision(there, "v1") == partition_revision(store, "v1")
+        assert read_version(there, "v1") == contents
+
+
+def test_the_listings_order_does_not_matter(
+    source: Path, store: Path, contents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    for key in sorted(KEYS, reverse=True):
+        (other / key).parent.mkdir(parents=True, exist_ok=True)
+        for suffix in (".npz", ".json"):
+            if (source / f"{key}{suffix}").exists():
+                shutil.copyfile(source / f"{key}{suffix}", other / f"{key}{suffix}")
+    run_pack(other, tmp_path / "store2")
+    assert objects(tmp_path / "store2", "v1") == objects(store, "v1")
+
+
+def test_what_another_pack_remembers_is_not_mistaken_for_ours(
+    source: Path, store: Path, contents: dict[str, Content]
+) -> None:
+    """Two packs run at once. One plans, the other builds a newer state and remembers its files;
+    the first must not take those files for the ones its old shard was made of.
+    """
+    tree, target = NpzTree(str(source)), Store.open(str(store))
+    previous = task_of(tree, target, store, "a")[0].previous
+    contents["a/1"] = write_sample(source, "a/1", numbered(99))
+    task, context = task_of(tree, target, store, "a")
+    stale = replace(task, previous=previous)
+    run_pack(source, store, "v2")
+    with target.staging() as staging:
+        built = build_partition(stale, replace(context, staging=staging), lambda n, b: None)
+    assert built.partition == partitions(store, "v2")["a"]
+    assert built.partition.data_revision != partitions(store, "v1")["a"].data_revision
+
+
+def test_latest_that_moves_meanwhile_is_not_overrun(
+    source: Path, store: Path, contents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another pack publishes between our plan and our publish: ours stays, under its tag."""
+    write_numbered(tmp_path / "two", {"z/1": 1})
+    write_sample(source, "a/1", numbered(99))
+    real: Callable[..., Any] = build.build_partition
+
+    def meanwhile(*args: Any) -> Any:
+        monkeypatch.undo()
+        run_pack(tmp_path / "two", store, "other", replace_all=True)
+        return real(*args)
+
+    monkeypatch.setattr("fsmount.pack.workers.build_partition", meanwhile)
+    with pytest.raises(LatestMovedError, match="'v2'"):
+        run_pack(source, store, "v2")
+    opened = Store.open(str(store))
+    assert opened.latest() == "other"
+    assert len(read_version(store, "v2")) == 15
+    assert opened.version(LatestRef()).partitions[0].id == "z"

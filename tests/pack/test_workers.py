@@ -1,0 +1,237 @@
+"""Workers that die, packs that are killed or interrupted, files that change under their reader."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from npz_tree import (
+    check_nothing_left,
+    check_nothing_published,
+    numbered,
+    read_version,
+    run_pack,
+    tags,
+    write_numbered,
+    write_sample,
+)
+from running import Ended, Packing, wait_until, write_slow
+
+from fsmount.errors import SourceChangedError, SourceError
+from fsmount.pack import build
+from fsmount.pack.source import FileStat, NpzTree, SourceSample
+from fsmount.store import Store
+
+SLOW = ("--level", "22", "--quiet")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Partition 'a' is done in no time, 'b' and 'c' take seconds."""
+    source = tmp_path / "source"
+    write_numbered(source, {"a/1": 1, "a/2": 2})
+    write_slow(source, "b", 2)
+    for i in range(2, 40):
+        os.link(source / "b" / f"{i % 2}.npz", source / "b" / f"{i}.npz")
+    (source / "c").mkdir()
+    for path in (source / "b").iterdir():
+        os.link(path, source / "c" / path.name)
+    return source
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def make_fast(source: Path) -> None:
+    """What takes seconds is replaced, so that the next run needs none."""
+    for name in "bc":
+        shutil.rmtree(source / name)
+        write_numbered(source, {f"{name}/1": 1})
+
+
+def check_next_run(source: Path, store: Path, **options: Any) -> None:
+    """It takes over what was finished, and publishes."""
+    make_fast(source)
+    report = run_pack(source, store, "v2", level=22, **options)
+    assert (report.reused, report.built, report.samples_read) == (("a",), ("b", "c"), 2)
+    assert tags(store) == ["v2"]
+    assert set(read_version(store, "v2")) == {"a/1", "a/2", "b/1", "c/1"}
+
+
+def test_a_worker_that_is_killed(source: Path, store: Path) -> None:
+    with Packing(source, store, "v1", "--workers", "2", *SLOW) as packing:
+        packing.wait_for_building(1, 2, remembered=1)
+        workers = packing.workers()
+        assert len(workers) == 2
+        with Ended(packing.children()):
+            os.kill(workers[0], signal.SIGKILL)
+            code, out, err = packing.finish()
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert err.startswith("error: a worker process died")
+    assert "'b'" in err or "'c'" in err
+    assert "'a'" not in err
+    check_nothing_published(store)
+    check_next_run(source, store)
+
+
+def test_a_pack_that_is_killed_leaves_no_worker(source: Path, store: Path) -> None:
+    with Packing(source, store, "v1", "--workers", "2", *SLOW) as packing:
+        packing.wait_for_building(1, 2, remembered=1)
+        assert len(packing.workers()) == 2
+        with Ended(packing.children()):
+            os.kill(packing.process.pid, signal.SIGKILL)
+            packing.process.communicate()
+    assert Store.open(str(store)).versions() == ()
+    assert os.listdir(store / "staging") != []  # left over, and part of nothing
+    check_next_run(source, store)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupted_pack(workers: int, source: Path, store: Path) -> None:
+    with Packing(source, store, "v1", "--workers", str(workers), *SLOW) as packing:
+        packing.wait_for_building(1, *range(2, workers + 1), remembered=1)
+        with Ended(packing.children()):
+            packing.interrupt()
+            code, out, err = packing.finish()
+    assert (code, out, err.strip()) == (130, "", "")
+    check_nothing_published(store)
+    check_next_run(source, store)
+
+
+def test_an_interrupt_while_workers_start(source: Path, store: Path) -> None:
+    with Packing(source, store, "v1", "--workers", "2", *SLOW) as packing:
+        wait_until(packing.workers, "no worker starts")
+        with Ended(packing.children()):
+            packing.interrupt()
+            code, out, err = packing.finish()
+    assert (code, out, err.strip()) == (130, "", "")
+    check_nothing_published(store)
+
+
+def test_the_first_failure_stops_the_others(source: Path, store: Path) -> None:
+    (source / "a" / "1.npz").write_bytes(b"no archive")
+    with Packing(source, store, "v1", "--workers", "2", *SLOW) as packing:
+        code, _, err = packing.finish()
+    assert code == 1
+    assert err.startswith(f"error: {source}/a/1.npz: not a readable zip archive")
+    assert err.count("\n") == 1
+    check_nothing_published(store)
+    assert list((store / "cache").rglob("*.parquet")) == []  # neither 'b' nor 'c' was finished
+
+
+class Unlucky(Exception):
+    """A bug."""
+
+
+def test_what_was_finished_before_a_failure_is_taken_over(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "small"
+    write_numbered(source, {f"{p}/{i}": i for p in "abc" for i in range(3)})
+    real = build.build_partition
+
+    def fail_at_c(task: Any, *rest: Any) -> Any:
+        if task.id == "c":
+            raise Unlucky
+        return real(task, *rest)
+
+    monkeypatch.setattr("fsmount.pack.workers.build_partition", fail_at_c)
+    with pytest.raises(Unlucky):
+        run_pack(source, store)
+    monkeypatch.undo()
+    check_nothing_published(store)
+    report = run_pack(source, store)
+    assert (report.reused, report.built, report.samples_read) == (("a", "b"), ("c",), 3)
+
+
+def listed(tree: NpzTree, key: str) -> SourceSample:
+    return next(sample for sample in tree.scan().samples if sample.key == key)
+
+
+def test_a_file_that_changes_between_listing_and_reading(tmp_path: Path) -> None:
+    tree = NpzTree(str(tmp_path))
+    write_sample(tmp_path, "a/1", numbered(1), b"{}")
+    sample = listed(tree, "a/1")
+    assert set(tree.read_arrays(sample).tensors) == {"label", "values"}
+    assert tree.read_sidecar(sample) == b"{}"
+    old = sample.file
+    for other in (
+        FileStat(old.size + 1, old.mtime_ns, old.inode),
+        FileStat(old.size, old.mtime_ns - 1, old.inode),
+        FileStat(old.size, old.mtime_ns, old.inode + 1),
+    ):
+        with pytest.raises(SourceChangedError, match=f"{tmp_path}/a/1.npz: changed while"):
+            tree.read_arrays(replace(sample, file=other))
+        with pytest.raises(SourceChangedError, match=f"{tmp_path}/a/1.json: changed while"):
+            tree.read_sidecar(replace(sample, sidecar=other))
+    (tmp_path / "a" / "1.npz").unlink()
+    (tmp_path / "a" / "1.json").unlink()
+    with pytest.raises(SourceChangedError, match=f"{tmp_path}/a/1.npz: vanished"):
+        tree.read_arrays(sample)
+    with pytest.raises(SourceChangedError, match=f"{tmp_path}/a/1.json: vanished"):
+        tree.read_sidecar(sample)
+    (tmp_path / "a" / "1.npz").mkdir()
+    with pytest.raises(SourceError, match=f"{tmp_path}/a/1.npz"):
+        tree.read_arrays(sample)
+
+
+@pytest.mark.parametrize("how", ["grows", "shrinks", "same size", "replaced"])
+def test_a_file_that_changes_while_it_is_read(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change comes between the two looks at the open file, through the path."""
+    tree = NpzTree(str(tmp_path))
+    write_sample(tmp_path, "1", numbered(1))
+    path, sample = tmp_path / "1.npz", listed(NpzTree(str(tmp_path)), "1")
+    data = path.read_bytes()
+    real = os.fstat
+
+    def fstat(descriptor: int) -> os.stat_result:
+        found = real(descriptor)
+        if found.st_ino == sample.file.inode and not changed:
+            changed.append(True)
+            if how == "replaced":
+                path.rename(tmp_path / "old")
+                path.write_bytes(data)
+            else:
+                path.write_bytes({"grows": data + b"x", "shrinks": data[:-1]}.get(how, data))
+        return found
+
+    changed: list[bool] = []
+    monkeypatch.setattr(os, "fstat", fstat)
+    if how == "replaced":  # the file that was opened is the one that was listed: whole and old
+        assert set(tree.read_arrays(sample).tensors) == {"label", "values"}
+    else:
+        with pytest.raises(SourceChangedError, match="changed while it was packed"):
+            tree.read_arrays(sample)
+    assert changed
+
+
+def test_a_change_in_the_middle_of_a_pack_publishes_nothing(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "small"
+    write_numbered(source, {f"a/{i}": i for i in range(3)})
+    run_pack(source, store)
+    write_sample(source, "a/0", numbered(9))
+    real = NpzTree.read_arrays
+
+    def read_arrays(tree: NpzTree, sample: SourceSample) -> Any:
+        write_sample(source, "a/0", numbered(10))
+        return real(tree, sample)
+
+    monkeypatch.setattr(NpzTree, "read_arrays", read_arrays)
+    with pytest.raises(SourceChangedError, match=f"{source}/a/0.npz"):
+        run_pack(source, store, "v2")
+    monkeypatch.undo()
+    assert tags(store) == ["v1"]
+    check_nothing_left(store)
+    assert run_pack(source, store, "v2").samples_read == 1
