@@ -21,8 +21,12 @@ from numpy.typing import NDArray
 from fsmount.formats import manifest, sample
 from fsmount.formats.manifest import Row, Text
 from fsmount.formats.shard import key_of
-from fsmount.model import Partition, TagRef, parse_ref
+from fsmount.model import Partition, Recipe, TagRef, parse_ref
 from fsmount.pack import PackOptions, PackReport, Silent, pack
+from fsmount.pack.build import Context, Task
+from fsmount.pack.memory import Memory
+from fsmount.pack.plan import group
+from fsmount.pack.source import NpzTree
 from fsmount.store import Store
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -201,3 +205,12 @@ def tags(store: Path) -> list[str | None]:
     for document in opened.versions():
         opened.version(TagRef(str(document.tag)))
     return [document.tag for document in opened.versions()]
+
+
+def task_of(tree: NpzTree, target: Store, store: Path, name: str) -> tuple[Task, Context]:
+    """The task of a partition whose state in v1 is what it may be equal to."""
+    document = target.resolve(TagRef("v1"))
+    memory = Memory.of(target.cache_dir, document.source_namespace, document.rule, document.recipe)
+    samples = group(tree.scan(skip=str(store)).samples, document.rule)[name]
+    context = Context(tree, Recipe(), target.objects, memory, "", False)
+    return Task(name, 0, samples, memory.partition(name)), context

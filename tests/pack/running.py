@@ -16,7 +16,7 @@ from types import TracebackType
 import numpy as np
 from npz_tree import write_sample
 
-PATIENCE = 120.0  # seconds after which a wait has failed
+PATIENCE = 60.0  # seconds after which a wait has failed
 
 
 def write_slow(source: Path, partition: str, samples: int = 40) -> None:
@@ -118,10 +118,14 @@ class Ended:
         with ExitStack() as stack:
             for descriptor in self._descriptors:
                 stack.callback(os.close, descriptor)
-            if error is None:
-                for descriptor in self._descriptors:
-                    ready = select.select([descriptor], [], [], PATIENCE)[0]
-                    assert ready, "a process outlives the pack that started it"
+            alive = [d for d in self._descriptors if not _ends(d, 0.0 if error else PATIENCE)]
+            for descriptor in alive:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            assert error or not alive, "a process outlives the pack that started it"
+
+
+def _ends(descriptor: int, seconds: float) -> bool:
+    return bool(select.select([descriptor], [], [], seconds)[0])
 
 
 def _command_line(pid: int) -> bytes:

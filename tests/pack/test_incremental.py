@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,16 @@ from npz_tree import (
     read_version,
     run_pack,
     tags,
+    task_of,
     write_numbered,
     write_sample,
 )
 
-from fsmount.errors import LatestMovedError, SourceError, VersionExistsError, VersionNotFoundError
+from fsmount.errors import SourceError, VersionExistsError, VersionNotFoundError
 from fsmount.formats.shard import member_order
-from fsmount.model import Digest, LatestRef, Recipe, TagRef, parse_ref
+from fsmount.model import Digest, TagRef, parse_ref
 from fsmount.pack import build
-from fsmount.pack.build import Context, Task, build_partition
-from fsmount.pack.memory import Memory
-from fsmount.pack.plan import group
+from fsmount.pack.build import build_partition
 from fsmount.pack.source import NpzTree
 from fsmount.store import Store
 
@@ -178,15 +176,6 @@ def test_progress_counts_each_sample_once(
     assert sum(b for _, b in steps) == sum(s.file.size for s in task.samples)
 
 
-def task_of(tree: NpzTree, target: Store, store: Path, name: str) -> tuple[Task, Context]:
-    """The task of a partition whose state in v1 is what it may be equal to."""
-    document = target.resolve(TagRef("v1"))
-    memory = Memory.of(target.cache_dir, document.source_namespace, document.rule, document.recipe)
-    samples = group(tree.scan(skip=str(store)).samples, document.rule)[name]
-    context = Context(tree, Recipe(), target.objects, memory, "", False)
-    return Task(name, 0, samples, memory.partition(name)), context
-
-
 def test_only_what_a_sidecar_changed_is_written(
     source: Path, store: Path, contents: dict[str, Content]
 ) -> None:
@@ -249,9 +238,13 @@ def test_a_deleted_cache_changes_nothing_but_what_is_read(
     assert counts(report) == ([], [], ["a", "b", "c"], 0)  # the table has the listings' names
     contents["b/2"] = write_sample(source, "b/2", numbered(99), contents["b/2"].sidecar)
     report = run_pack(source, store, "v3")
+    assert counts(report) == (["b"], [], ["a", "c"], 1)  # the cache is filled in again
+    shutil.rmtree(store / "cache")
+    contents["b/2"] = write_sample(source, "b/2", numbered(98), contents["b/2"].sidecar)
+    report = run_pack(source, store, "v4")
     assert counts(report) == (["b"], [], ["a", "c"], 5)
-    assert read_version(store, "v3") == contents
-    assert objects(store, "v3") == fresh(source, store)
+    assert read_version(store, "v4") == contents
+    assert objects(store, "v4") == fresh(source, store)
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 1000, None])
@@ -378,43 +371,3 @@ def test_the_listings_order_does_not_matter(
                 shutil.copyfile(source / f"{key}{suffix}", other / f"{key}{suffix}")
     run_pack(other, tmp_path / "store2")
     assert objects(tmp_path / "store2", "v1") == objects(store, "v1")
-
-
-def test_what_another_pack_remembers_is_not_mistaken_for_ours(
-    source: Path, store: Path, contents: dict[str, Content]
-) -> None:
-    """Two packs run at once. One plans, the other builds a newer state and remembers its files;
-    the first must not take those files for the ones its old shard was made of.
-    """
-    tree, target = NpzTree(str(source)), Store.open(str(store))
-    previous = task_of(tree, target, store, "a")[0].previous
-    contents["a/1"] = write_sample(source, "a/1", numbered(99))
-    task, context = task_of(tree, target, store, "a")
-    stale = replace(task, previous=previous)
-    run_pack(source, store, "v2")
-    with target.staging() as staging:
-        built = build_partition(stale, replace(context, staging=staging), lambda n, b: None)
-    assert built.partition == partitions(store, "v2")["a"]
-    assert built.partition.data_revision != partitions(store, "v1")["a"].data_revision
-
-
-def test_latest_that_moves_meanwhile_is_not_overrun(
-    source: Path, store: Path, contents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another pack publishes between our plan and our publish: ours stays, under its tag."""
-    write_numbered(tmp_path / "two", {"z/1": 1})
-    write_sample(source, "a/1", numbered(99))
-    real: Callable[..., Any] = build.build_partition
-
-    def meanwhile(*args: Any) -> Any:
-        monkeypatch.undo()
-        run_pack(tmp_path / "two", store, "other", replace_all=True)
-        return real(*args)
-
-    monkeypatch.setattr("fsmount.pack.workers.build_partition", meanwhile)
-    with pytest.raises(LatestMovedError, match="'v2'"):
-        run_pack(source, store, "v2")
-    opened = Store.open(str(store))
-    assert opened.latest() == "other"
-    assert len(read_version(store, "v2")) == 15
-    assert opened.version(LatestRef()).partitions[0].id == "z"

@@ -42,9 +42,9 @@ def twice() -> bytes:
     return data.replace(b"dab.npy", b"bad.npy")
 
 
-def patched(offset: int, value: bytes) -> bytes:
+def patched(offset: int, value: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
     """The archive with `value` in the directory entry of `bad.npy`, at `offset` from its start."""
-    data = one(npy(F4, (4,), bytes(16)))
+    data = archive(("bad.npy", npy(F4, (4,), bytes(16))), compression=compression)
     at = data.rindex(b"PK\1\2") + offset
     return data[:at] + value + data[at + len(value) :]
 
@@ -114,6 +114,10 @@ HOSTILE = {
     "reserved": (archive(("__metadata__.npy", GOOD)), "'__metadata__' has a reserved name"),
     "directory says more": (patched(24, TOO_BIG), "archive says 1073741824 bytes, but 144"),
     "directory says less": (patched(24, struct.pack("<I", 100)), "can't be read"),
+    "directory of a compressed member says more": (
+        patched(24, TOO_BIG, zipfile.ZIP_DEFLATED),
+        "archive says 1073741824 bytes, but 144",
+    ),
     "stored says more": (patched(20, TOO_BIG), "archive says 144 bytes"),
     "checksum": (patched(16, b"\0\0\0\0"), "can't be read"),
     "method unknown": (patched(10, b"\x63\0"), "can't be read"),

@@ -66,6 +66,8 @@ def test_rules(rule: Rule, ids: set[str] | None, tmp_path: Path) -> None:
         (None, ["a/1", "a.parquet/b/1"]),
         (None, ["a/b/1", "a/b.parquet/c/1"]),
         (None, ["1", "_root/1"]),
+        (None, ["_root/1"]),
+        (None, ["_root/a/1"]),
         (DepthRule(1), ["1", "_root/a/1"]),
         (RegexRule("^(..)"), ["a/1"]),
         (RegexRule("[.]+"), ["a/..b/1"]),

@@ -37,7 +37,8 @@ def read(
             if len(set(names)) != len(names):
                 raise FormatError(f"{what}: two columns of one name")
             wanted = None if columns is None else [name for name in columns if name in names]
-            table = file.read(columns=wanted)
+            # A thread that pyarrow starts just before the process ends can abort it.
+            table = file.read(columns=wanted, use_threads=False)
             if wanted is not None:  # a name with a dot means a nested field as well to pyarrow
                 table = table.select(wanted)
             metadata = (file.metadata.metadata or {}).get(_METADATA_KEY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -29,7 +29,7 @@ from fsmount.pack.build import Built, Context, Outcome
 from fsmount.pack.memory import Memory
 from fsmount.pack.plan import Known, Plan, check_sidecars, group, make_plan
 from fsmount.pack.publish import publish
-from fsmount.pack.source import Listing, NpzTree
+from fsmount.pack.source import Listing, NpzTree, SourceSample
 from fsmount.store import Lease, Store
 
 _log = logging.getLogger(__name__)
@@ -135,6 +135,7 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
             drop_vanished=options.sync or options.replace_all,
         )
         context = Context(tree, setting.recipe, target.objects, memory, staging, options.force)
+        _remember(memory, plan, remembered, groups)
         built = _build(plan, context, options.workers, observer, lease)
         content = PartitionTable(
             setting.rule, setting.namespace, setting.recipe, _merge(plan, built)
@@ -254,6 +255,18 @@ def _build(
         observer.advanced(samples, source_bytes)
 
     return workers.run(plan.tasks, context, count, progress)
+
+
+def _remember(
+    memory: Memory,
+    plan: Plan,
+    remembered: Mapping[str, Partition],
+    groups: Mapping[str, tuple[SourceSample, ...]],
+) -> None:
+    """Fill in what the cache has lost: a partition reused unread was made of these very files."""
+    for part in plan.reused:
+        if remembered.get(part.id) != part:
+            memory.save(part, groups[part.id])
 
 
 def _merge(plan: Plan, built: list[Built]) -> tuple[Partition, ...]:

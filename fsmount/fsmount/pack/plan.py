@@ -109,10 +109,10 @@ def _check_ids(groups: Mapping[str, list[SourceSample]]) -> None:
         except InvalidNameError as error:
             raise PartitionError(f"sample {samples[0].key!r}: {error}") from error
     check_partition_ids(set(groups))
-    in_root = [item for item in groups.get(ROOT_PARTITION, ()) if "/" not in item.key]
-    if in_root and len(in_root) != len(groups[ROOT_PARTITION]):
-        raise PartitionError(
-            f"partition {ROOT_PARTITION!r} is that of samples directly in the source, "
-            f"such as {in_root[0].key!r}; the source also has samples of a {ROOT_PARTITION!r} "
-            "of its own: rename one"
-        )
+    for name, samples in groups.items():
+        inside = [item.key for item in samples if "/" in item.key]
+        if inside and name.split("/")[0] == ROOT_PARTITION:
+            raise PartitionError(
+                f"sample {inside[0]!r} would be in partition {name!r}, but {ROOT_PARTITION!r} is "
+                "the partition of samples that lie directly in the source: rename the directory"
+            )

@@ -43,7 +43,7 @@ def run(tasks: Sequence[Task], context: Context, workers: int, progress: Progres
     shared = _Shared.of(len(tasks))
     with _pool(min(workers, len(tasks)), shared) as pool:
         try:
-            with _no_interrupt():  # the workers start here and inherit that
+            with uninterrupted():  # the workers start here and inherit that
                 futures = [pool.submit(_work, task, context) for task in tasks]
             _watch(futures, shared, progress)
         except BrokenProcessPool as error:
@@ -100,13 +100,25 @@ class _Shared:
 
 
 @contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """Put an interrupt off until the block has ended."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def uninterrupted() -> Iterator[None]:
+    """Put an interrupt off until the block has ended; none ever reaches what starts in it.
+
+    A process inherits the mask. It does not put anything off here, though: the interrupt may come
+    to a thread that has another mask, and Python then handles it in the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

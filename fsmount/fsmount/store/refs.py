@@ -19,9 +19,9 @@ from fsmount.errors import (
     StoreError,
 )
 from fsmount.formats import document as documents
-from fsmount.formats import keyset as keysets
+from fsmount.formats import keyset_pointer as keysets
 from fsmount.formats.checked import dump_document, get, load_object
-from fsmount.formats.keyset import Keyset
+from fsmount.formats.keyset_pointer import Keyset
 from fsmount.model import FORMAT, Digest, VersionDocument, check_tag
 from fsmount.store import durable
 

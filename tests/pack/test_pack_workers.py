@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from running import Ended, Packing, wait_until, write_slow
 from fsmount.errors import SourceChangedError, SourceError
 from fsmount.pack import build
 from fsmount.pack.source import FileStat, NpzTree, SourceSample
+from fsmount.pack.workers import uninterrupted
 from fsmount.store import Store
 
 SLOW = ("--level", "22", "--quiet")
@@ -88,7 +91,7 @@ def test_a_pack_that_is_killed_leaves_no_worker(source: Path, store: Path) -> No
         assert len(packing.workers()) == 2
         with Ended(packing.children()):
             os.kill(packing.process.pid, signal.SIGKILL)
-            packing.process.communicate()
+            packing.process.wait()
     assert Store.open(str(store)).versions() == ()
     assert os.listdir(store / "staging") != []  # left over, and part of nothing
     check_next_run(source, store)
@@ -114,6 +117,23 @@ def test_an_interrupt_while_workers_start(source: Path, store: Path) -> None:
             code, out, err = packing.finish()
     assert (code, out, err.strip()) == (130, "", "")
     check_nothing_published(store)
+
+
+def test_an_interrupt_is_put_off_while_workers_start() -> None:
+    """And what starts meanwhile is deaf to it from its first instruction on."""
+    asked = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    steps: list[str] = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            child = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True)
+            steps.append(child.stdout.decode().strip())
+        steps.append("never")
+    assert steps == ["True"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with uninterrupted():
+        steps.append("nothing came")
+    assert steps == ["True", "nothing came"]
 
 
 def test_the_first_failure_stops_the_others(source: Path, store: Path) -> None:
