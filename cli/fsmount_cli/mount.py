@@ -10,6 +10,8 @@ from fsmount.mount.request import MountRequest
 from fsmount.vfs.reads import Verify
 from fsmount_cli.common import one_line, parse_store_ref, print_json, print_table
 
+_ID = click.IntRange(0, (1 << 32) - 2)  # the last one means "no id" to the kernel
+
 
 def _octal(ctx: click.Context, param: click.Parameter, text: str) -> int:
     """Permission bits as chmod takes them."""
@@ -39,8 +41,8 @@ def _octal(ctx: click.Context, param: click.Parameter, text: str) -> int:
 )
 @click.option("--samples", is_flag=True, help="List samples/; it can be opened in any case.")
 @click.option("--allow-other", is_flag=True, help="Let other users in; default: only you.")
-@click.option("--uid", type=click.IntRange(0), help="Owner of the files; default: you.")
-@click.option("--gid", type=click.IntRange(0), help="Group of the files; default: yours.")
+@click.option("--uid", type=_ID, help="Owner of the files; default: you.")
+@click.option("--gid", type=_ID, help="Group of the files; default: yours.")
 @click.option(
     "--umask",
     callback=_octal,
@@ -74,6 +76,8 @@ def mount(  # noqa: PLR0917 - click passes them by name
     is an empty directory. The command ends when the mount serves.
     """
     del driver  # there is one
+    if not mountpoint or log == "":
+        raise click.UsageError("MOUNTPOINT and --log can't be empty")
     store, ref = parse_store_ref(version)
     request = MountRequest(
         store=store,

@@ -26,13 +26,16 @@ def versions(store: str, as_json: bool) -> None:
     The version that `latest` names is marked with '*'.
     """
     opened = Store.open(store)
-    found, latest = opened.versions(), opened.latest()
+    found, latest = opened.survey(), opened.latest()
     if as_json:
-        print_json({"latest": latest, "versions": [_document(document) for document in found]})
-        return
-    head = ("", "TAG", "CREATED", "PARTITIONS", "SAMPLES", "RAW", "MESSAGE")
-    rows = [_row(document, latest) for document in found]
-    print_table(head, rows, numbers={"PARTITIONS", "SAMPLES", "RAW"})
+        listed = [_document(document) for document in found.versions]
+        print_json({"latest": latest, "versions": listed})
+    else:
+        head = ("", "TAG", "CREATED", "PARTITIONS", "SAMPLES", "RAW", "MESSAGE")
+        rows = [_row(document, latest) for document in found.versions]
+        print_table(head, rows, numbers={"PARTITIONS", "SAMPLES", "RAW"})
+    for error in found.faults.values():  # the first is said; the others are of its kind
+        raise error
 
 
 @click.command()
@@ -88,7 +91,7 @@ def _facts(version: Version) -> list[tuple[str, str]]:
         ("parent", f"{parent.tag or '(no tag)'} sha256:{parent.table}" if parent else "(none)"),
         ("partition rule", str(document.rule)),
         ("source namespace", document.source_namespace),
-        ("recipe", ", ".join(f"{name} {value}" for name, value in asdict(document.recipe).items())),
+        ("recipe", str(document.recipe)),
         ("packed with", ", ".join(f"{k} {v}" for k, v in sorted(document.provenance.items()))),
         ("partitions", str(totals.partitions)),
         ("samples", str(totals.samples)),

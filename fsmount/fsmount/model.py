@@ -7,7 +7,8 @@ negative. Whatever comes out of a store, a manifest or an archive passes through
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Protocol
 
 from fsmount.errors import InvalidNameError, PartitionError
@@ -21,6 +22,8 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{8,64}")
 _SHARD_NAME = re.compile(r"[0-9]{6,}\.tar")
 MANIFEST_SUFFIX = ".parquet"
+_TIME = re.compile(r"(19[7-9]|[2-9][0-9]{2})[0-9]-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z")
+_LAST_YEAR = 2200  # nanoseconds since 1970 are 64 bits to file systems
 _NAME_MAX = 255  # bytes of one path component on every file system we know
 
 
@@ -89,6 +92,15 @@ def check_partition_ids(ids: set[str]) -> None:
 def _check_count(name: str, value: int, least: int = 0) -> None:
     if not least <= value < 1 << 63:  # tables hold 64-bit integers
         raise InvalidNameError(f"{name} must be at least {least} and below 2**63, not {value}")
+
+
+def _check_time(text: str) -> None:
+    try:
+        known = _TIME.fullmatch(text) and datetime.fromisoformat(text).year <= _LAST_YEAR
+    except ValueError:
+        known = False
+    if not known:
+        raise InvalidNameError(f"not a time from 1970 to {_LAST_YEAR}: {text!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +242,9 @@ class Recipe:
         if not 0 <= self.order_seed < 1 << 64:
             raise InvalidNameError(f"order seed must be 0 to 2**64-1, not {self.order_seed}")
 
+    def __str__(self) -> str:
+        return ", ".join(f"{part.name} {getattr(self, part.name)}" for part in fields(self))
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -240,6 +255,10 @@ class Totals:
     shards: int
     raw_bytes: int
     stored_bytes: int
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            _check_count(part.name, getattr(self, part.name))
 
     @classmethod
     def of(cls, partitions: tuple[Partition, ...]) -> Totals:
@@ -281,6 +300,7 @@ class VersionDocument:
     def __post_init__(self) -> None:
         if self.tag is not None:
             check_tag(self.tag)
+        _check_time(self.created_at)
 
 
 @dataclass(frozen=True, slots=True)

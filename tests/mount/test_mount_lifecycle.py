@@ -542,3 +542,19 @@ def processes_about(mountpoint: str) -> list[int]:
             if b"fsmount.mount" in command and f'"{mountpoint}"'.encode() in command:
                 found.append(int(name))
     return found
+
+
+def test_mount8_calls_us_with_its_own_arguments(
+    store: Store, version: Version, mountpoint: str
+) -> None:
+    del version
+    options = "ro,_netdev,nofail,x-systemd.automount,allow_other,umask=027,verify=open,dev,suid"
+    done = fsmount(f"{store.path}@v1", mountpoint, "-o", options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.stat(f"{mountpoint}/VERSION.json").st_mode & 0o777 == 0o440
+    with open("/proc/mounts", encoding="utf-8") as file:
+        assert any(f" {mountpoint} " in line and "allow_other" in line for line in file)
+    assert fsmount("umount", mountpoint).returncode == 0
+    done = fsmount(f"{store.path}@v1", mountpoint, "-o", "ro,fast")
+    assert done.returncode == 2
+    assert "unknown mount option 'fast'" in done.stderr

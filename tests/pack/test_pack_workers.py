@@ -66,6 +66,8 @@ def check_next_run(source: Path, store: Path, **options: Any) -> None:
     assert (report.reused, report.built, report.samples_read) == (("a",), ("b", "c"), 2)
     assert tags(store) == ["v2"]
     assert set(read_version(store, "v2")) == {"a/1", "a/2", "b/1", "c/1"}
+    assert os.listdir(store / "staging") == []
+    assert Store.open(str(store)).leases.all() == ()
 
 
 def test_a_worker_that_is_killed(source: Path, store: Path) -> None:
@@ -98,11 +100,15 @@ def test_a_pack_that_is_killed_leaves_no_worker(source: Path, store: Path) -> No
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_interrupted_pack(workers: int, source: Path, store: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_pack(number: int, workers: int, source: Path, store: Path) -> None:
     with Packing(source, store, "v1", "--workers", str(workers), *SLOW) as packing:
         packing.wait_for_building(1, *range(2, workers + 1), remembered=1)
         with Ended(packing.children()):
-            packing.interrupt()
+            if number == signal.SIGINT:
+                packing.interrupt()
+            else:
+                packing.process.terminate()
             code, out, err = packing.finish()
     assert (code, out, err.strip()) == (130, "", "")
     check_nothing_published(store)

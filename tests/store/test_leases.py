@@ -144,3 +144,34 @@ def test_a_hostile_digest_makes_it_unreadable(store: Store) -> None:
 def test_odd_times_to_live_are_refused(store: Store, ttl: int) -> None:
     with pytest.raises(InvalidNameError):
         store.lease("mount", ttl=ttl)
+
+
+def test_sweep_removes_what_the_dead_left_and_nothing_else(store: Store) -> None:
+    held = store.lease("pack")
+    with store.staging(held) as mine:
+        with subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import os, signal, sys\n"
+                "from fsmount.store import Store\n"
+                "store = Store.open(sys.argv[1])\n"
+                "staging = store.staging(store.lease('pack'))\n"
+                "staging.__enter__()\n"
+                "store.lease('mount')\n"
+                "os.kill(os.getpid(), signal.SIGKILL)\n",
+                store.path,
+            ]
+        ) as process:
+            assert process.wait(timeout=60) == -signal.SIGKILL
+        (left,) = set(os.listdir(f"{store.path}/staging")) - {held.id}
+        assert len(store.leases.all()) == 3
+        unowned = f"{store.path}/staging/{'0' * 32}"
+        os.mkdir(unowned)
+        store.sweep()
+        assert {lease.id for lease in store.leases.live()} == {held.id}
+        assert set(os.listdir(f"{store.path}/staging")) == {held.id, "0" * 32} - {left}
+        os.utime(unowned, (0, 0))  # older than any lease may be
+        store.sweep()
+        assert os.listdir(f"{store.path}/staging") == [os.path.basename(mine)]
+    held.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from fsmount.testing import tiny
 from fsmount.testing.tiny import Sample
 from fsmount.vfs.filesystem import FOREVER, MOMENT, ROOT_NODE, Kind, Owner
 from fsmount.vfs.reads import ObjectReader
-from fsmount.vfs.store import StoreTree, families_of
+from fsmount.vfs.store import StoreTree
 from fsmount.vfs.version import Look
+from fsmount.vfs.versions import families_of
 
 
 class Clock:
@@ -117,17 +119,55 @@ def test_times_to_live(store: Store) -> None:
     assert tree.getattr(find(tree, "versions/v1/shards")).ttl == FOREVER
 
 
-def test_a_version_stays_as_it_is_while_it_is_used(store: Store) -> None:
+def test_a_version_stays_as_it_is_once_it_was_looked_into(store: Store) -> None:
+    clock = Clock()
+    publish(store, "v1", 1)
+    publish(store, "v2", 2)
+    publish(store, "v3", 3)
+    tree = show(store, clock)
+    node = find(tree, "versions/v1/VERSION.json")
+    find(tree, "versions/v2")  # is not looking into it
+    for tag in ("v1", "v2"):
+        os.unlink(f"{store.path}/versions/{tag}.json")
+    clock.now += MOMENT
+    assert tree.open(node).read(1 << 20, 0)
+    assert find(tree, "versions/v1/VERSION.json") == node
+    assert {e.name for e in tree.readdir(find(tree, "versions"))} == {"v1", "v3"}
+    with pytest.raises(FileNotFoundError):
+        find(tree, "versions/v2")
+
+
+@pytest.mark.parametrize("name", ["v2", "v9", "bad tag", "-x"])
+def test_a_damaged_document_is_an_error_under_its_own_name_alone(store: Store, name: str) -> None:
     clock = Clock()
     publish(store, "v1", 1)
     publish(store, "v2", 2)
     tree = show(store, clock)
-    node = find(tree, "versions/v1/VERSION.json")
-    os.unlink(f"{store.path}/versions/v1.json")
+    used = find(tree, "versions/v1/VERSION.json")
+    path = f"{store.path}/versions/{name}.json"
+    if os.path.exists(path):
+        os.unlink(path)
+    with open(path, "w") as file:
+        file.write("no document")
     clock.now += MOMENT
-    assert tree.open(node).read(1 << 20, 0)
-    with pytest.raises(FileNotFoundError):
-        find(tree, "versions/v1")
+    assert tree.open(used).read(1 << 20, 0)
+    others = {"v1", "v2"} - {name}
+    assert {e.name for e in tree.readdir(find(tree, "versions"))} == others
+    assert read(tree, "versions/v1/SHA256SUMS")
+    with pytest.raises(FormatError, match=re.escape(path)):
+        find(tree, f"versions/{name}")
+
+
+def test_a_damaged_latest_is_an_error_under_its_own_name_alone(store: Store) -> None:
+    publish(store, "v1", 1)
+    os.unlink(f"{store.path}/latest.json")
+    with open(f"{store.path}/latest.json", "w") as file:
+        file.write("[]")
+    tree = show(store, Clock())
+    assert [e.name for e in tree.readdir(ROOT_NODE)] == ["versions"]
+    assert read(tree, "versions/v1/SHA256SUMS")
+    with pytest.raises(FormatError, match="latest"):
+        find(tree, "latest")
 
 
 def test_errors(store: Store) -> None:
@@ -165,7 +205,7 @@ def test_a_damaged_table_is_an_error_in_its_version_alone(store: Store) -> None:
 def test_the_older_version_keeps_its_family(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 6):
         publish(store, f"v{number}", number)
-    monkeypatch.setattr("fsmount.vfs.store._FAMILIES", 5)
+    monkeypatch.setattr("fsmount.vfs.versions._FAMILIES", 5)
     documents = store.versions()
     before = {d.tag: family for family, d in families_of(documents[:4]).items()}
     after = {d.tag: family for family, d in families_of(documents).items()}

@@ -207,11 +207,12 @@ class Adapter:
     rmdir = setxattr = removexattr = symlink = truncate = unlink = utimens = write = refuse
 
     def _resolve(self, path: str) -> Entry:
-        entry = self._filesystem.getattr(ROOT_NODE)
+        node, entry = ROOT_NODE, None
         for name in path.split("/"):
             if name:
-                entry = self._filesystem.lookup(entry.node, name)
-        return entry
+                entry = self._filesystem.lookup(node, name)
+                node = entry.node
+        return self._filesystem.getattr(node) if entry is None else entry
 
 
 def stat_of(attr: Attr) -> dict[str, int]:

@@ -23,9 +23,10 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fsmount.errors import SourceError
+from fsmount.errors import InvalidNameError, SourceError
 from fsmount.formats import sample
 from fsmount.formats.manifest import Text
+from fsmount.model import check_key
 
 _RESERVED = frozenset({"__metadata__", "__key__", "__valid__"})
 _ENCRYPTED = 0x1
@@ -69,11 +70,20 @@ def _check_members(members: list[zipfile.ZipInfo]) -> None:
             raise SourceError(f"member {info.filename!r} is not an array")
         if name in _RESERVED:
             raise SourceError(f"array {name!r} has a reserved name")
+        _check_path(name)
         if info.filename in names:
             raise SourceError(f"array {name!r} is in the archive twice")
         if info.flag_bits & _ENCRYPTED:
             raise SourceError(f"array {name!r} is encrypted")
         names.add(info.filename)
+
+
+def _check_path(name: str) -> None:
+    """An array's name becomes a path again where an archive is rebuilt and unpacked."""
+    try:
+        check_key(name)
+    except InvalidNameError as error:
+        raise SourceError(f"array {name!r} has a name that is no plain relative path") from error
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
@@ -108,6 +118,8 @@ def _parse_npy(data: bytes) -> NDArray[Any]:
         shape, fortran_order, dtype = _parse_header(data[:start])
     except _NO_HEADER as error:
         raise SourceError(f"not an npy header: {_cause(error)}") from error
+    if not all(type(size) is int for size in shape):  # numpy takes True for 1
+        raise SourceError(f"not an npy header: a shape {shape}")
     if dtype.hasobject:
         raise SourceError("an object array, which only unpickling could read")
     if dtype.kind not in "US" and not sample.supported(dtype):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fsmount.errors import InvalidNameError, PackError, RuleMismatchError, SourceError
+from fsmount.errors import InvalidNameError, PackError, SourceError, VersionNotFoundError
 from fsmount.formats.checked import is_unicode
 from fsmount.formats.table import PartitionTable
 from fsmount.model import (
@@ -29,6 +29,7 @@ from fsmount.pack.build import Built, Context, Outcome
 from fsmount.pack.memory import Memory
 from fsmount.pack.plan import Known, Plan, check_sidecars, group, make_plan
 from fsmount.pack.publish import publish
+from fsmount.pack.setting import Setting
 from fsmount.pack.source import Listing, NpzTree, SourceSample
 from fsmount.store import Lease, Store
 
@@ -111,31 +112,24 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     if options.workers > (os.cpu_count() or 1):
         _log.warning("%d workers on %d cores", options.workers, os.cpu_count())
     tree = NpzTree(os.path.realpath(source))
-    _check_unicode("source namespace", options.source_namespace or tree.root)
-    _check_unicode("message", options.message)
+    namespace = tree.root if options.source_namespace is None else options.source_namespace
+    _check_text("source namespace", namespace)
+    _check_text("message", options.message)
+    if not namespace:
+        raise InvalidNameError("the source namespace is empty")
     listing = _scan(tree, os.path.realpath(store), options)
-    target = Store.create(store)
-    base, latest = _base(target, options.base), target.latest()
-    setting = _Setting.of(tree, base, options)
+    base, latest = _base(store, options.base)
+    setting = _setting(base, namespace, options)
     groups = group(listing.samples, setting.rule)
+    target = Store.create(store)
+    target.sweep()
     memory = Memory.of(target.cache_dir, setting.namespace, setting.rule, setting.recipe)
-    remembered = {name: part for name in groups if (part := memory.partition(name)) is not None}
-    reusable = {part.id: part for part in base.partitions} if base and setting.fits(base) else {}
-    with (
-        _lease(target, base, [*remembered.values(), *reusable.values()]) as lease,
-        target.staging() as staging,
-    ):
-        known = Known(
-            reusable, remembered, lambda part: all(map(target.objects.has, part.objects()))
-        )
-        plan = make_plan(
-            groups,
-            known,
-            force=options.force,
-            drop_vanished=options.sync or options.replace_all,
-        )
+    known = _known(target, memory, groups, base if base and setting.fits(base) else None)
+    with _lease(target, base, known) as lease, target.staging(lease) as staging:
+        drop = options.sync or options.replace_all
+        plan = make_plan(groups, known, force=options.force, drop_vanished=drop)
+        _remember(memory, plan, known, groups)
         context = Context(tree, setting.recipe, target.objects, memory, staging, options.force)
-        _remember(memory, plan, remembered, groups)
         built = _build(plan, context, options.workers, observer, lease)
         content = PartitionTable(
             setting.rule, setting.namespace, setting.recipe, _merge(plan, built)
@@ -172,69 +166,61 @@ def _scan(tree: NpzTree, store: str, options: PackOptions) -> Listing:
     return listing
 
 
-def _check_unicode(what: str, text: str) -> None:
+def _check_text(what: str, text: str) -> None:
     """A path or an argument need not be UTF-8, but a document is."""
     if not is_unicode(text):
         raise InvalidNameError(f"the {what} is not UTF-8: {text!r}")
 
 
-def _base(store: Store, ref: Ref | None) -> Version | None:
-    if ref is None or (ref == _LATEST and store.latest() is None):
-        return None
-    return store.version(ref)
+def _base(path: str, ref: Ref | None) -> tuple[Version | None, str | None]:
+    """The base in the store at `path`, if there is one yet, and what `latest` names there."""
+    if not Store.exists(path):
+        if ref is not None and ref != _LATEST:
+            raise VersionNotFoundError(f"no version {str(ref)!r} to build on: no store at {path}")
+        return None, None
+    store = Store.open(path)
+    latest = store.latest()
+    if ref is None or (ref == _LATEST and latest is None):
+        return None, latest
+    return store.version(ref), latest
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """What a version's partitions must have in common."""
-
-    rule: Rule
-    namespace: str
-    recipe: Recipe
-
-    @classmethod
-    def of(cls, tree: NpzTree, base: Version | None, options: PackOptions) -> _Setting:
-        """The options' setting, completed from the base; RuleMismatchError if they disagree."""
-        given = {
-            name: value
-            for name in ("level", "shard_bytes", "order_seed")
-            if (value := getattr(options, name)) is not None
-        }
-        setting = cls(
-            rule=options.rule or (base.document.rule if base else DirectoryRule()),
-            namespace=options.source_namespace or tree.root,
-            recipe=replace(base.document.recipe if base else Recipe(), **given),
-        )
-        if base is not None and not options.replace_all and not setting.fits(base):
-            raise RuleMismatchError(setting._mismatch(base))
-        return setting
-
-    def fits(self, base: Version) -> bool:
-        """Whether partitions of `base` can stand beside those of this setting."""
-        document = base.document
-        return (self.rule, self.namespace, self.recipe) == (
-            document.rule,
-            document.source_namespace,
-            document.recipe,
-        )
-
-    def _mismatch(self, base: Version) -> str:
-        theirs, name = base.document, base.document.tag or base.document.table.digest
-        pairs = (
-            ("partition rule", str(theirs.rule), str(self.rule)),
-            ("source namespace", repr(theirs.source_namespace), repr(self.namespace)),
-            ("recipe", str(theirs.recipe), str(self.recipe)),
-        )
-        what = "; ".join(f"{word} {old}, not {new}" for word, old, new in pairs if old != new)
-        return (
-            f"the base {name!r} has {what}. If this is the same source at another place, pass "
-            f"--source-namespace {theirs.source_namespace!r}; if the new version is to hold this "
-            "source alone, with its own rule, namespace and recipe, pass --replace-all"
-        )
+def _setting(base: Version | None, namespace: str, options: PackOptions) -> Setting:
+    """What the options say, and for what they leave open the base's, or else the default."""
+    rule = base.document.rule if base else DirectoryRule()
+    recipe = base.document.recipe if base else Recipe()
+    setting = Setting(
+        rule=options.rule or rule,
+        namespace=namespace,
+        recipe=replace(
+            recipe,
+            level=options.level or recipe.level,
+            shard_bytes=options.shard_bytes or recipe.shard_bytes,
+            order_seed=recipe.order_seed if options.order_seed is None else options.order_seed,
+        ),
+    )
+    if base is not None and not options.replace_all:
+        setting.check_fits(base)
+    return setting
 
 
-def _lease(store: Store, base: Version | None, parts: Iterable[Partition]) -> Lease:
+def _known(
+    store: Store,
+    memory: Memory,
+    groups: Mapping[str, tuple[SourceSample, ...]],
+    base: Version | None,
+) -> Known:
+    remembered = {name: part for name in groups if (part := memory.partition(name)) is not None}
+    return Known(
+        base={} if base is None else {part.id: part for part in base.partitions},
+        remembered=remembered,
+        usable=lambda part: all(map(store.objects.has, part.objects())),
+    )
+
+
+def _lease(store: Store, base: Version | None, known: Known) -> Lease:
     """Hold whatever may be reused, before anything relies on it."""
+    parts = (*known.base.values(), *known.remembered.values())
     digests = {ref.digest for part in parts for ref in part.objects()}
     tables = [base.document.table.digest] if base is not None else []
     return store.lease("pack", tables, sorted(digests))
@@ -260,12 +246,12 @@ def _build(
 def _remember(
     memory: Memory,
     plan: Plan,
-    remembered: Mapping[str, Partition],
+    known: Known,
     groups: Mapping[str, tuple[SourceSample, ...]],
 ) -> None:
     """Fill in what the cache has lost: a partition reused unread was made of these very files."""
     for part in plan.reused:
-        if remembered.get(part.id) != part:
+        if known.remembered.get(part.id) != part:
             memory.save(part, groups[part.id])
 
 

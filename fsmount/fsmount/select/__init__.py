@@ -1,7 +1,14 @@
 """Which samples of a version: an SQL expression, or a list of keys. Knows no store."""
 
-from fsmount.select.columns import ReadManifest, read_columns
+from fsmount.select.columns import ManifestData, ReadManifest, read_ahead, read_columns
 from fsmount.select.keys import rows_of_keys
 from fsmount.select.rows import rows_where
 
-__all__ = ["ReadManifest", "read_columns", "rows_of_keys", "rows_where"]
+__all__ = [
+    "ManifestData",
+    "ReadManifest",
+    "read_ahead",
+    "read_columns",
+    "rows_of_keys",
+    "rows_where",
+]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +16,36 @@ import pyarrow.parquet as pq
 from fsmount.errors import PlanError
 from fsmount.formats import fields, manifest
 
-ReadManifest = Callable[[], bytes | memoryview | pa.Buffer]
+ManifestData: TypeAlias = bytes | memoryview | pa.Buffer
+ReadManifest = Callable[[], ManifestData]
 Types = Mapping[str, Iterable[pa.DataType | None]]
+
+_READERS = 4  # manifests read at once
+_AHEAD = 32
 
 OWN_TYPES: Types = {field.name: (field.type,) for field in manifest.SCHEMA}
 _COUNT = "__fsmount_count__"
 
 
+def read_ahead(manifests: Iterable[ReadManifest]) -> Iterator[ManifestData]:
+    """What each of `manifests` reads, in turn, a few of them read ahead in threads.
+
+    Decoding holds Python's lock most of the time, so it is left to the caller's thread.
+    """
+    with ThreadPoolExecutor(_READERS) as pool:
+        running: deque[Future[ManifestData]] = deque()
+        for read in manifests:
+            running.append(pool.submit(read))
+            if len(running) >= _AHEAD:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
 def column_types(manifests: Sequence[ReadManifest]) -> Types:
     """The types that each column has in `manifests`, None standing for JSON text."""
     known: dict[str, set[pa.DataType | None]] = {n: set(kinds) for n, kinds in OWN_TYPES.items()}
-    for read in manifests:
-        data = read()
+    for data in read_ahead(manifests):
         texts = manifest.decode(data, []).meta.json_columns
         for field in pq.read_schema(pa.BufferReader(data)):
             kind = None if field.name in texts else field.type
@@ -46,10 +67,11 @@ def read_columns(
         there = ", ".join(sorted(known.keys()))
         raise PlanError(f"no column {unknown[0]!r}; there are {there}")
     columns = Columns.unify(known, names)
+    wanted = [(read, chosen) for read, chosen in zip(manifests, rows, strict=True) if len(chosen)]
+    data = read_ahead([read for read, _ in wanted])
     parts = [
-        columns.read(read()).take(pa.array(chosen))
-        for read, chosen in zip(manifests, rows, strict=True)
-        if len(chosen)
+        columns.read(each).take(pa.array(chosen))
+        for each, (_, chosen) in zip(data, wanted, strict=True)
     ]
     return pa.concat_tables(parts).select(list(names))
 
@@ -68,7 +90,7 @@ class Columns:
         texts = frozenset(name for name, kind in joined.items() if kind is None)
         return cls({n: pa.string() if k is None else k for n, k in joined.items()}, texts)
 
-    def read(self, data: bytes | memoryview | pa.Buffer) -> pa.Table:
+    def read(self, data: ManifestData) -> pa.Table:
         """These columns of one manifest, and one more, so that no column is still a row count."""
         verbatim = {"__sidecar__", "__text__"} if self.texts else set()
         found = manifest.decode(data, sorted({"__index__", *self.types, *verbatim}))

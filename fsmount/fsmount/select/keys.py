@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from fsmount.errors import PlanError
 from fsmount.formats import manifest
-from fsmount.select.columns import ReadManifest
+from fsmount.select.columns import ReadManifest, read_ahead
 
 _ROWS_AT_ONCE = 1 << 20
 _SHOWN = 3  # keys named in a message
@@ -45,8 +45,8 @@ def rows_of_keys(
 def _groups(manifests: Sequence[ReadManifest]) -> Iterator[list[pa.Array]]:
     """The key columns in groups of many rows, since each look-up hashes all wanted keys anew."""
     group: list[pa.Array] = []
-    for read in manifests:
-        column = manifest.decode(read(), ["__key__"]).table.column("__key__")
+    for data in read_ahead(manifests):
+        column = manifest.decode(data, ["__key__"]).table.column("__key__")
         group.append(column.combine_chunks())
         if sum(map(len, group)) >= _ROWS_AT_ONCE:
             yield group

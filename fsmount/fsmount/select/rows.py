@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from fsmount.formats import manifest
-from fsmount.select.columns import OWN_TYPES, Columns, ReadManifest, column_types
+from fsmount.select.columns import OWN_TYPES, Columns, ReadManifest, column_types, read_ahead
 from fsmount.select.expression import Engine, Expression, Params, Rows, refusal
 
 _ROWS_AT_ONCE = 1 << 16  # of all manifests that one query looks at
@@ -31,8 +31,8 @@ def rows_where(
         expression = engine.parse(where)
         columns = _resolve(engine, manifests, expression, params)
         group: list[pa.Table] = []
-        for read in manifests:
-            group.append(columns.read(read()))
+        for data in read_ahead(manifests):
+            group.append(columns.read(data))
             if sum(table.num_rows for table in group) >= _ROWS_AT_ONCE:
                 yield from _matches(engine, group, expression, params)
                 group = []

@@ -112,10 +112,10 @@ def make_directory(path: str) -> None:
 
 
 @contextmanager
-def staging(root: str) -> Iterator[str]:
+def staging(root: str, name: str | None = None) -> Iterator[str]:
     """A fresh directory for work in progress in the store at `root`, removed on leaving."""
     make_directory(f"{root}/{STAGING}")
-    path = f"{root}/{STAGING}/{secrets.token_hex(16)}"
+    path = f"{root}/{STAGING}/{name or secrets.token_hex(16)}"
     with changing(path):
         os.mkdir(path)
     try:

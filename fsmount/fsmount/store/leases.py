@@ -69,6 +69,11 @@ class Lease:
     path: str
     ttl: int  # seconds
 
+    @property
+    def id(self) -> str:
+        """The lease's id, the stem of its file."""
+        return os.path.basename(self.path).removesuffix(_SUFFIX)
+
     def renew(self) -> None:
         """Hold it for `ttl` more; StoreError if it was collected, StoreWriteError."""
         if not os.path.exists(self.path):
@@ -136,6 +141,10 @@ class Leases:
 
     def all(self) -> tuple[LeaseRecord | UnreadableLease, ...]:
         """All leases, stale ones too, by id; those that vanish meanwhile are left out."""
+        return tuple(lease for _, lease in self.files())
+
+    def files(self) -> tuple[tuple[str, LeaseRecord | UnreadableLease], ...]:
+        """The same, each with the path of its file."""
         directory = f"{self.root}/{LEASES}"
         try:
             names = sorted(os.listdir(directory))
@@ -144,7 +153,7 @@ class Leases:
         except OSError as error:
             raise StoreError(f"can't read {directory}: {durable.cause(error)}") from error
         paths = [f"{directory}/{n}" for n in names if n.endswith(_SUFFIX) and n[0] != "."]
-        return tuple(lease for path in paths if (lease := _read(path)) is not None)
+        return tuple((path, lease) for path in paths if (lease := _read(path)) is not None)
 
     def live(self) -> tuple[LeaseRecord, ...]:
         """The leases that are held now.

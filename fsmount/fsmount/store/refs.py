@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from fsmount.errors import (
     FormatError,
+    FsmountError,
     InvalidNameError,
     KeysetExistsError,
     StoreError,
@@ -51,6 +52,14 @@ class Latest:
 
 
 @dataclass(frozen=True, slots=True)
+class Survey:
+    """What stands in `versions/`: what can be read, by time of creation and tag, and what can't."""
+
+    versions: tuple[VersionDocument, ...]
+    faults: dict[str, FsmountError]  # by the name of the file, without its suffix
+
+
+@dataclass(frozen=True, slots=True)
 class Refs:
     """The references of the store at `root`. Holds only that path: picklable, thread-safe."""
 
@@ -64,11 +73,30 @@ class Refs:
         """What stands under `tag`; FormatError if that is damaged or another tag's document."""
         return _read(self.path(tag), lambda data: _parse_version(tag, data))
 
+    def survey(self) -> Survey:
+        """All versions but the pruned ones, and those that can't be read."""
+        versions: list[VersionDocument] = []
+        faults: dict[str, FsmountError] = {}
+        for name in _names(f"{self.root}/{VERSIONS}"):
+            try:
+                found = self.read(name)
+            except InvalidNameError as error:
+                path = f"{self.root}/{VERSIONS}/{name}{_SUFFIX}"
+                faults[name] = FormatError(f"{path}: {error}")
+            except (FormatError, StoreError) as error:
+                faults[name] = error
+            else:
+                if isinstance(found, VersionDocument):
+                    versions.append(found)
+        versions.sort(key=lambda version: (version.created_at, str(version.tag)))
+        return Survey(tuple(versions), faults)
+
     def documents(self) -> tuple[VersionDocument, ...]:
         """All versions but the pruned ones, by time of creation and tag; FormatError as `read`."""
-        found = [self.read(tag) for tag in _names(f"{self.root}/{VERSIONS}", check_tag)]
-        versions = [version for version in found if isinstance(version, VersionDocument)]
-        return tuple(sorted(versions, key=lambda version: (version.created_at, str(version.tag))))
+        found = self.survey()
+        for error in found.faults.values():
+            raise error
+        return found.versions
 
     def add(self, document: VersionDocument, staging: str) -> bool:
         """Link `document` to its tag and return True; False if the tag is there already.
@@ -98,7 +126,7 @@ class Refs:
     def keysets(self, table: Digest) -> dict[str, Keyset]:
         """The key-sets of the version with `table`, by name and sorted; FormatError if damaged."""
         directory = f"{self.root}/{KEYSETS}/{table}"
-        found = {name: self._keyset(table, name) for name in _names(directory, str)}
+        found = {name: self._keyset(table, name) for name in _names(directory)}
         return {name: keyset for name, keyset in found.items() if keyset is not None}
 
     def put_keyset(self, keyset: Keyset, staging: str) -> bool:
@@ -125,8 +153,8 @@ class Refs:
         return _read(path, lambda data: _parse_keyset(table, name, data))
 
 
-def _names(directory: str, check: Callable[[str], object]) -> list[str]:
-    """The names of the JSON files in `directory`, sorted; FormatError for one that `check` refuses.
+def _names(directory: str) -> list[str]:
+    """The names of the JSON files in `directory`, sorted, without their suffix.
 
     Hidden files and other suffixes are what file managers and file servers leave behind.
     """
@@ -137,13 +165,7 @@ def _names(directory: str, check: Callable[[str], object]) -> list[str]:
     except OSError as error:
         raise StoreError(f"can't read {directory}: {durable.cause(error)}") from error
     found = [name for name in files if name.endswith(_SUFFIX) and not name.startswith(".")]
-    names = sorted(name.removesuffix(_SUFFIX) for name in found)
-    for name in names:
-        try:
-            check(name)
-        except InvalidNameError as error:
-            raise FormatError(f"{directory}/{name}{_SUFFIX}: {error}") from error
-    return names
+    return sorted(name.removesuffix(_SUFFIX) for name in found)
 
 
 def _read(path: str, parse: Callable[[bytes], T]) -> T | None:

@@ -16,7 +16,8 @@ from fsmount.store import durable
 from fsmount.store.leases import DEFAULT_TTL, LEASES, Kind, Lease, Leases
 from fsmount.store.objects import OBJECTS, Objects
 from fsmount.store.publish import publish
-from fsmount.store.refs import KEYSETS, VERSIONS, Refs
+from fsmount.store.refs import KEYSETS, VERSIONS, Refs, Survey
+from fsmount.store.sweep import sweep
 from fsmount.store.versions import read_table, resolve
 
 STORE_FILE = "store.json"
@@ -38,7 +39,7 @@ class Store:
     @classmethod
     def open(cls, path: str) -> Store:
         """The store at `path`, which may be read-only; NotAStoreError if there is none."""
-        root = os.path.abspath(path)
+        root = _root(path)
         file = f"{root}/{STORE_FILE}"
         try:
             data = durable.read_small(file, _LIMIT)
@@ -50,14 +51,19 @@ class Store:
         return cls(root)
 
     @classmethod
+    def exists(cls, path: str) -> bool:
+        """Whether `path` has a store, in order or not."""
+        return os.path.lexists(f"{os.path.abspath(path)}/{STORE_FILE}")
+
+    @classmethod
     def create(cls, path: str) -> Store:
         """Open the store at `path`, or make an empty one where nothing or an empty directory is.
 
         Raises NotAStoreError for a directory of other things and StoreWriteError. Any number of
         processes may create one store at once; what a killed one left undone is completed.
         """
-        root = os.path.abspath(path)
-        if not os.path.lexists(f"{root}/{STORE_FILE}"):
+        root = _root(path)
+        if not cls.exists(path):
             _check_free(root)
             _make(root)
         return cls.open(root)
@@ -77,13 +83,24 @@ class Store:
         """A directory whose content may be deleted at any time."""
         return f"{self.path}/{CACHE}"
 
-    def staging(self) -> AbstractContextManager[str]:
-        """A fresh directory on the store's file system, removed on leaving; StoreWriteError."""
-        return durable.staging(self.path)
+    def staging(self, lease: Lease | None = None) -> AbstractContextManager[str]:
+        """A fresh directory on the store's file system, removed on leaving; StoreWriteError.
+
+        With a `lease` it belongs to that, and `sweep` knows when it was left behind.
+        """
+        return durable.staging(self.path, None if lease is None else lease.id)
+
+    def sweep(self) -> None:
+        """Remove what processes that are gone have left: their leases and staging directories."""
+        sweep(self.leases)
 
     def versions(self) -> tuple[VersionDocument, ...]:
         """All published versions by time of creation and tag; FormatError for a damaged one."""
         return self._refs.documents()
+
+    def survey(self) -> Survey:
+        """The same, together with what can't be read; StoreError if `versions/` can't be listed."""
+        return self._refs.survey()
 
     def latest(self) -> str | None:
         """The tag that `latest` names, None before the first version."""
@@ -136,6 +153,12 @@ class Store:
     @property
     def _refs(self) -> Refs:
         return Refs(self.path)
+
+
+def _root(path: str) -> str:
+    if not path:  # an unset variable, not the working directory
+        raise NotAStoreError("no store: the path is empty")
+    return os.path.abspath(path)
 
 
 def _check_free(root: str) -> None:

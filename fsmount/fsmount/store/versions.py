@@ -75,7 +75,7 @@ def _by_latest(refs: Refs) -> VersionDocument:
 
 
 def _by_table(refs: Refs, objects: Objects, prefix: str) -> VersionDocument:
-    known = {document.table.digest: document.table for document in refs.documents()}
+    known = {document.table.digest: document.table for document in refs.survey().versions}
     found = [ref for digest, ref in known.items() if digest.startswith(prefix)]
     if not found:
         found = [ref for digest in objects.matching(prefix) if (ref := _table_at(objects, digest))]
@@ -113,7 +113,7 @@ def _decode(objects: Objects, ref: ObjectRef) -> PartitionTable:
 
 
 def _what_exists(refs: Refs) -> str:
-    tags = [str(document.tag) for document in refs.documents()]
+    tags = [str(document.tag) for document in refs.survey().versions]
     if not tags:
         return "the store has no versions yet"
     more = f" and {len(tags) - _NAMED} more" if len(tags) > _NAMED else ""

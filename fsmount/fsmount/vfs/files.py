@@ -19,17 +19,17 @@ from fsmount.vfs.filesystem import (
     slot_and_place,
     stale,
 )
-from fsmount.vfs.layout import Content, size_of
+from fsmount.vfs.layout import Content, partition_of
 from fsmount.vfs.reads import BytesHandle, ObjectReader
-from fsmount.vfs.tree import PathTree
+from fsmount.vfs.tree import Tree
 
 
 class FixedFiles:
-    """A PathTree as nodes of one slot, place for place."""
+    """A tree as nodes of one slot, place for place."""
 
     def __init__(
         self,
-        tree: PathTree[Content],
+        tree: Tree[Content],
         *,
         slot: int,
         attrs: Attrs,
@@ -53,6 +53,9 @@ class FixedFiles:
     def getattr(self, node: int) -> Entry:
         return self._entry(self._place(node))
 
+    def parent(self, node: int) -> int:
+        return node_number(self._slot, self._tree.parent(self._directory(node)))
+
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         return self._list(self._directory(node), offset)
 
@@ -64,6 +67,16 @@ class FixedFiles:
         if isinstance(content, ObjectRef):
             return self._reader.open(content, self._prefix + self._tree.path(place), node)
         return BytesHandle(node, content)
+
+    def xattrs(self, node: int) -> dict[str, str]:
+        """`digest` and `partition`, without the prefix that all names have."""
+        place = self._place(node)
+        content = self._tree.content(place)
+        if not isinstance(content, ObjectRef):
+            return {}
+        partition = partition_of(self._tree.path(place))
+        digest = {"digest": f"sha256:{content.digest}"}
+        return digest if partition is None else {**digest, "partition": partition}
 
     def _list(self, place: int, offset: int) -> Iterator[DirEntry]:
         tree = self._tree
@@ -85,7 +98,7 @@ class FixedFiles:
 
     def _entry(self, place: int) -> Entry:
         node = node_number(self._slot, place)
-        content = self._tree.content(place)
-        if content is None:
+        size = self._tree.size(place)
+        if size is None:
             return self._attrs.directory(node, 2 + self._tree.subdirectories(place))
-        return self._attrs.file(node, size_of(content))
+        return self._attrs.file(node, size)

@@ -121,11 +121,15 @@ class Handle(Protocol):
     """An open file.
 
     `keep_cache` says that its bytes are those of the last time the node was opened, so that what a
-    kernel has cached is still true.
+    kernel has cached is still true. `descriptor` is one of a regular file with exactly the handle's
+    bytes, as they were checked, and good until `close`; None where there is no such file.
     """
 
     node: int
     keep_cache: bool
+
+    @property
+    def descriptor(self) -> int | None: ...
 
     def read(self, size: int, offset: int) -> bytes:
         """The `size` bytes at `offset`, fewer only at the file's end. Never a short read."""
@@ -148,6 +152,16 @@ class FileSystem(Protocol):
         """The child `name` of a directory; ENOENT, ENOTDIR."""
         ...
 
+    def parent(self, node: int) -> int:
+        """The directory that a directory lies in, the root's is itself; ENOTDIR, ESTALE."""
+        ...
+
+    def settled(self, node: int) -> bool:
+        """Whether all that `lookup`, `getattr` and `readdir` say of a node and the names in it is
+        in memory and can never change. Any number may be asked about; costs nothing.
+        """
+        ...
+
     def getattr(self, node: int) -> Entry:
         """What `stat` says of a node; ESTALE for a number that names nothing."""
         ...
@@ -165,6 +179,14 @@ class FileSystem(Protocol):
 
     def readlink(self, node: int) -> str:
         """Where a symbolic link points to; EINVAL if it is none."""
+        ...
+
+    def xattrs(self, node: int) -> dict[str, str]:
+        """Where a node comes from, as extended attributes by name (`user.fsmount.…`); ESTALE.
+
+        `digest` of an object, `partition` of a shard or manifest, `version` (if it has a tag) and
+        `table` of all nodes of a version.
+        """
         ...
 
     def statfs(self) -> Usage:

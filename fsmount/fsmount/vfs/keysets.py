@@ -9,7 +9,7 @@ import errno
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from fsmount.formats.keyset import Keyset
+from fsmount.formats.keyset_pointer import Keyset
 from fsmount.model import MANIFEST_SUFFIX
 from fsmount.vfs.attrs import Attrs
 from fsmount.vfs.filesystem import (
@@ -77,6 +77,11 @@ class KeysetFiles:
         if node == self.root:
             return self._attrs.directory(node, 2)
         return self._attrs.file(node, self._keyset(node).keys.size)
+
+    def parent(self, node: int) -> int:
+        """Of a file: it is no directory. Where `keysets` itself lies is the version's to say."""
+        self._check_directory(node)
+        raise stale(node)
 
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         self._check_directory(node)

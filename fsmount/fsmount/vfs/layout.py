@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 from fsmount.model import MANIFEST_SUFFIX, ObjectRef, Partition, Version
+from fsmount.vfs.filesystem import BLOCK, Usage
 from fsmount.vfs.tree import PathTree
 
 DOCUMENT = "VERSION.json"
@@ -24,9 +25,26 @@ def size_of(content: Content) -> int:
     return content.size if isinstance(content, ObjectRef) else len(content)
 
 
+class VersionFiles(PathTree[Content]):
+    """The tree of a version's fixed files."""
+
+    def size(self, place: int) -> int | None:
+        """The size in bytes of the file at a place; None for a directory."""
+        content = self.content(place)
+        return None if content is None else size_of(content)
+
+
 def manifest_path(partition: str) -> str:
     """The path of a partition's manifest from the version's root."""
     return f"{MANIFESTS}/{partition}{MANIFEST_SUFFIX}"
+
+
+def partition_of(path: str) -> str | None:
+    """The partition whose manifest or shard the file at `path` is; None if it is neither."""
+    first, _, rest = path.partition("/")
+    if first == MANIFESTS:
+        return rest.removesuffix(MANIFEST_SUFFIX)
+    return rest.rpartition("/")[0] if first == SHARDS else None
 
 
 def shard_path(partition: str, index: int) -> str:
@@ -40,7 +58,7 @@ def _partition_files(partition: Partition) -> Iterable[tuple[str, ObjectRef]]:
         yield shard_path(partition.id, index), shard
 
 
-def version_tree(version: Version, document: bytes) -> PathTree[Content]:
+def version_tree(version: Version, document: bytes) -> VersionFiles:
     """The tree of a version, whose document reads `document`.
 
     The growing `keysets` and the unlisted `samples` are not part of it. `manifests` and `shards`
@@ -50,7 +68,13 @@ def version_tree(version: Version, document: bytes) -> PathTree[Content]:
     for partition in version.partitions:
         files.update(_partition_files(partition))
     files[CHECKSUMS] = checksums(PathTree(files).files())
-    return PathTree(files, (MANIFESTS, SHARDS))
+    return VersionFiles(files, (MANIFESTS, SHARDS))
+
+
+def usage(tree: VersionFiles) -> Usage:
+    """What the fixed files of a version take."""
+    sizes = (size_of(content) for _, content in tree.files())
+    return Usage(sum(-(-size // BLOCK) for size in sizes), len(tree))
 
 
 def checksums(files: Iterable[tuple[str, Content]]) -> bytes:

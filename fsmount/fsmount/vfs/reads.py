@@ -37,6 +37,10 @@ class BytesHandle:
     data: bytes
     keep_cache: bool = True
 
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
     def read(self, size: int, offset: int) -> bytes:
         return self.data[offset : offset + size]
 
@@ -53,6 +57,10 @@ class ObjectHandle:
     ref: ObjectRef
     about: str
     keep_cache: bool
+
+    @property
+    def descriptor(self) -> int | None:
+        return self.fd
 
     def read(self, size: int, offset: int) -> bytes:
         """Up to the object's end, exactly what was asked for; IntegrityError or StoreError."""

@@ -10,9 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fsmount.formats import manifest as manifests
+from fsmount.formats import sample as samples
 from fsmount.formats.manifest import Manifest, Row
 from fsmount.model import Partition
+from fsmount.vfs import npz
 
+_NPZ_DEPENDS_ON = ("__schema__", "__text__")
 _SLASH, _BEHIND = b"\0", b"\x01"  # "/" as it is sorted, and what sorts next
 
 
@@ -25,10 +28,12 @@ class SampleIndex:
     def __init__(self, manifest: Manifest, partition: Partition) -> None:
         self._manifest = manifest
         self._partition = partition
+        self._npz_sizes: dict[tuple[object, ...], int | None] = {}
         rests = pc.replace_substring(_rests(manifest.table, partition.id), b"/", _SLASH)
         order = pc.sort_indices(rests)
         self._sorted = rests.take(order)
         self._order = order.to_numpy()
+        self._raw_sizes = manifest.table.column("__raw_size__").to_numpy()
         self._sidecars = pc.binary_length(manifest.table.column("__sidecar__")).to_numpy(
             zero_copy_only=False
         )
@@ -39,11 +44,6 @@ class SampleIndex:
         kept = self._manifest.table.nbytes + self._sorted.nbytes
         return int(kept + self._order.nbytes + self._sidecars.nbytes)
 
-    @property
-    def schemas(self) -> tuple[bytes, ...]:
-        """The headers of tensor members that rows point at."""
-        return self._manifest.meta.schemas
-
     def __len__(self) -> int:
         return len(self._order)
 
@@ -53,7 +53,16 @@ class SampleIndex:
 
     def raw_size(self, number: int) -> int:
         """The decoded member's size in bytes."""
-        return int(self._manifest.table.column("__raw_size__")[number].as_py())
+        return int(self._raw_sizes[number])
+
+    def npz_size(self, number: int) -> int | None:
+        """The size in bytes of the sample's npz, None where it must be built to be known."""
+        shape = tuple(self._manifest.table.column(c)[number].as_py() for c in _NPZ_DEPENDS_ON)
+        if shape not in self._npz_sizes:
+            row = self.row(number)
+            schema = samples.read_schema(self._manifest.meta.schemas[row.schema])
+            self._npz_sizes[shape] = npz.size(schema.fields, row.texts)
+        return self._npz_sizes[shape]
 
     def sidecar_size(self, number: int) -> int | None:
         """The sidecar's size in bytes, None if there is none."""

@@ -107,6 +107,12 @@ class SampleFiles:
         part, row = self._locate(number, node)
         return self._attrs.file(node, self._size(part, row, form))
 
+    def parent(self, node: int) -> int:
+        found = self._find_directory(self._directory_path(node).rpartition("/")[0])
+        if found is None:
+            raise stale(node)
+        return found
+
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         self._directory_path(node)
         names = self._listings.get(node)
@@ -152,12 +158,8 @@ class SampleFiles:
             return index.raw_size(row)
         if form is Form.JSON:
             return index.sidecar_size(row) or 0
-        whole = index.row(row)
-        schema = samples.read_schema(index.schemas[whole.schema])
-        size = npz.size(schema.fields, whole.texts)
-        if size is None:
-            size = len(self._bytes(part, whole, form, f"{self._prefix}{SAMPLES}: {whole.key!r}"))
-        return size
+        size = index.npz_size(row)
+        return len(self._bytes(part, index.row(row), form, SAMPLES)) if size is None else size
 
     # Names to nodes.
 

@@ -9,13 +9,55 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from fsmount.errors import FormatError
 
 C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)
 
 _SLASH = "\0"  # stands for "/" in the list; no path component contains it
+
+
+class Tree(Protocol[C_co]):
+    """What is asked of a tree of files; a node is a place, the root 0."""
+
+    def __len__(self) -> int: ...
+    def __contains__(self, place: int) -> bool: ...
+
+    def path(self, place: int) -> str:
+        """The path of a place, "" for the root."""
+        ...
+
+    def name(self, place: int) -> str:
+        """The last component of a place's path."""
+        ...
+
+    def content(self, place: int) -> C_co | None:
+        """What the file at a place holds; None for a directory."""
+        ...
+
+    def size(self, place: int) -> int | None:
+        """The size in bytes of the file at a place; None for a directory."""
+        ...
+
+    def is_directory(self, place: int) -> bool: ...
+
+    def subdirectories(self, place: int) -> int:
+        """How many directories lie directly in the directory at `place`."""
+        ...
+
+    def parent(self, place: int) -> int:
+        """The place of the directory that a place lies in; the root's is itself."""
+        ...
+
+    def child(self, place: int, name: str) -> int | None:
+        """The place of `name` in the directory at `place`; None if there is none."""
+        ...
+
+    def children(self, place: int, start: int = 0) -> Iterator[tuple[int, int]]:
+        """The places directly in a directory, each with the `start` that goes on behind it."""
+        ...
 
 
 def _directories(files: Mapping[str, object], more: tuple[str, ...]) -> set[str]:
@@ -85,9 +127,17 @@ class PathTree(Generic[C]):
     def is_directory(self, place: int) -> bool:
         return self._contents[place] is None
 
+    def end(self, place: int) -> int:
+        """One past the last place below `place`."""
+        return self._ends[place]
+
     def subdirectories(self, place: int) -> int:
         """How many directories lie directly in the directory at `place`."""
         return self._subdirectories[place]
+
+    def parent(self, place: int) -> int:
+        """The place of the directory that a place lies in; the root's is itself."""
+        return bisect_left(self._paths, self._paths[place].rpartition(_SLASH)[0])
 
     def child(self, place: int, name: str) -> int | None:
         """The place of `name` in the directory at `place`; None if there is none."""

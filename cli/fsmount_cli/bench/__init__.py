@@ -1,0 +1,1 @@
+"""`fsmount bench`: measure on your own data and machine."""

@@ -1,0 +1,15 @@
+"""`fsmount bench`: measure on your own data and machine."""
+
+from __future__ import annotations
+
+import click
+
+from fsmount_cli.bench.load import load
+
+
+@click.group()
+def bench() -> None:
+    """Measure how fast things are on this machine."""
+
+
+bench.add_command(load)
