@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import click
 
 from fsmount.errors import FsmountError
+from fsmount_cli.bench.command import bench
 from fsmount_cli.common import one_line
 from fsmount_cli.demo.command import demo
 from fsmount_cli.fstab import from_mount8
@@ -48,6 +49,7 @@ def cli() -> None:
     """Training sets as versioned, verified, mountable directories."""
 
 
+cli.add_command(bench)
 cli.add_command(demo)
 cli.add_command(mount)
 cli.add_command(mounts)

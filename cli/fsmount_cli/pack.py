@@ -146,8 +146,8 @@ def command(
     """Pack the .npz tree SOURCE into STORE and publish it as a version.
 
     A sample is an .npz file, with an optional .json sidecar of the same stem. STORE is made if it
-    does not exist. Only what changed since the base is read and written. Sizes are in binary units
-    (1 KiB = 1024 bytes).
+    does not exist. Only what changed since the base is read and written. Each worker needs memory
+    for about four times its largest sample. Sizes are in binary units (1 KiB = 1024 bytes).
     """
     options = _options(context.params)
     bar = None if quiet else _Bar()

@@ -25,6 +25,17 @@ sys.stdin.read()
 """
 
 
+DYING = """
+import os, signal, sys
+from fsmount.store import Store
+store = Store.open(sys.argv[1])
+staging = store.staging(store.lease("pack"))
+staging.__enter__()
+store.lease("mount")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def only(store: Store) -> LeaseRecord:
     (lease,) = store.leases.all()
     assert isinstance(lease, LeaseRecord)
@@ -149,20 +160,7 @@ def test_odd_times_to_live_are_refused(store: Store, ttl: int) -> None:
 def test_sweep_removes_what_the_dead_left_and_nothing_else(store: Store) -> None:
     held = store.lease("pack")
     with store.staging(held) as mine:
-        with subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "import os, signal, sys\n"
-                "from fsmount.store import Store\n"
-                "store = Store.open(sys.argv[1])\n"
-                "staging = store.staging(store.lease('pack'))\n"
-                "staging.__enter__()\n"
-                "store.lease('mount')\n"
-                "os.kill(os.getpid(), signal.SIGKILL)\n",
-                store.path,
-            ]
-        ) as process:
+        with subprocess.Popen([sys.executable, "-c", DYING, store.path]) as process:
             assert process.wait(timeout=60) == -signal.SIGKILL
         (left,) = set(os.listdir(f"{store.path}/staging")) - {held.id}
         assert len(store.leases.all()) == 3

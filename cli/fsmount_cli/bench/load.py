@@ -107,9 +107,7 @@ def load(
         _plot(result, plot)
 
 
-def measure(
-    names: Sequence[str], settings: Mapping[str, Any], rounds: int
-) -> dict[str, list[Run]]:
+def measure(names: Sequence[str], settings: Mapping[str, Any], rounds: int) -> dict[str, list[Run]]:
     """Run each of `names` once to warm up and then `rounds` times, in turn; BenchError."""
     runs: dict[str, list[Run]] = {name: [] for name in names}
     with ExitStack() as stack:
