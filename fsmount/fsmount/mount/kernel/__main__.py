@@ -1,0 +1,11 @@
+"""`python -P -m fsmount.mount.kernel CONFIG [DESCRIPTOR]`: a supervisor as a process of its own.
+
+CONFIG is a Config as JSON; what happens is written to DESCRIPTOR, in one line.
+"""
+
+import sys
+
+from fsmount.mount.kernel.start import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None))

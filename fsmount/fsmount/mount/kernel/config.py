@@ -1,0 +1,50 @@
+"""What a supervisor is told to serve, as a value that travels between processes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from fsmount.vfs.filesystem import Owner
+from fsmount.vfs.parted import Look
+from fsmount.vfs.reads import Verify
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A mount. Paths are absolute."""
+
+    store: str
+    mountpoint: str  # or /dev/fd/N
+    source: str  # what the kernel is told that it comes from
+    shown: str | None  # tag or `sha256:<table>`; None for the whole store
+    paths: str | None  # the version's path list; None for the whole store
+    tables: tuple[str, ...]  # digests that are leased
+    lists: tuple[str, ...]  # directories for the path lists of other versions
+    uid: int
+    gid: int
+    umask: int = 0
+    list_samples: bool = False
+    verify: Verify = Verify.SIZE
+    allow_other: bool = False
+    passthrough: bool = True
+    splice: bool = True
+    xattrs: bool = False
+
+    @property
+    def look(self) -> Look:
+        """How versions are shown."""
+        return Look(Owner(self.uid, self.gid, self.umask), self.list_samples)
+
+    def to_json(self) -> str:
+        """The value as ASCII text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        """The value that `to_json` wrote."""
+        value = json.loads(text)
+        value["verify"] = Verify(value["verify"])
+        value["tables"] = tuple(value["tables"])
+        value["lists"] = tuple(value["lists"])
+        return cls(**value)

@@ -1,0 +1,103 @@
+"""What is done before a supervisor starts, in a process that may import anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from fsmount.model import Ref, TableRef, TagRef, VersionDocument
+from fsmount.mount.kernel.config import Config
+from fsmount.store import Store
+from fsmount.vfs.mapped import prepare
+from fsmount.vfs.parted import Look
+from fsmount.vfs.reads import Verify
+
+
+def prepare_version(
+    store: Store,
+    document: VersionDocument,
+    mountpoint: str,
+    source: str,
+    look: Look,
+    *,
+    verify: Verify = Verify.SIZE,
+    allow_other: bool = False,
+    passthrough: bool = True,
+    splice: bool = True,
+    xattrs: bool = False,
+) -> Config:
+    """The config that serves the version `document`, whose path list is made if need be."""
+    table = document.table.digest
+    ref: Ref = TableRef(table) if document.tag is None else TagRef(document.tag)
+    paths = prepare(document, lambda: store.version(ref), list_directories(store))
+    return Config(
+        store=store.path,
+        mountpoint=mountpoint,
+        source=source,
+        shown=document.tag or f"sha256:{table}",
+        paths=paths,
+        tables=(table,),
+        lists=(),
+        uid=look.owner.uid,
+        gid=look.owner.gid,
+        umask=look.owner.umask,
+        list_samples=look.list_samples,
+        verify=verify,
+        allow_other=allow_other,
+        passthrough=passthrough,
+        splice=splice,
+        xattrs=xattrs,
+    )
+
+
+def prepare_store(
+    store: Store,
+    mountpoint: str,
+    source: str,
+    look: Look,
+    *,
+    verify: Verify = Verify.SIZE,
+    allow_other: bool = False,
+    passthrough: bool = True,
+    splice: bool = True,
+    xattrs: bool = False,
+) -> Config:
+    """The config that serves all versions of `store`."""
+    return Config(
+        store=store.path,
+        mountpoint=mountpoint,
+        source=source,
+        shown=None,
+        paths=None,
+        tables=(),
+        lists=tuple(list_directories(store)),
+        uid=look.owner.uid,
+        gid=look.owner.gid,
+        umask=look.owner.umask,
+        list_samples=look.list_samples,
+        verify=verify,
+        allow_other=allow_other,
+        passthrough=passthrough,
+        splice=splice,
+        xattrs=xattrs,
+    )
+
+
+def command(config: Config, descriptor: int | None = None) -> list[str]:
+    """The command of a supervisor that serves `config`, and tells `descriptor` when it does.
+
+    The process that runs it lives as long as the mount; see `start.main` for what it tells.
+    """
+    told = [] if descriptor is None else [str(descriptor)]
+    return [sys.executable, "-P", "-m", "fsmount.mount.kernel", config.to_json(), *told]
+
+
+def list_directories(store: Store) -> Iterator[str]:
+    """Where path lists are kept, the best place first."""
+    yield f"{store.cache_dir}/paths"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if os.path.isabs(base):
+        yield f"{base}/fsmount/paths"
+    yield f"{tempfile.gettempdir()}/fsmount-paths-{os.geteuid()}"

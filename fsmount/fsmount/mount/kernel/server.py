@@ -1,0 +1,93 @@
+"""A server: the process that answers the kernel, and may be replaced at any moment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from fsmount.errors import FsmountError
+from fsmount.mount.kernel import device as devices
+from fsmount.mount.kernel.answers import Answers
+from fsmount.mount.kernel.backing import OpenNodes
+from fsmount.mount.kernel.config import Config
+from fsmount.mount.kernel.leasing import Leasing
+from fsmount.mount.kernel.link import Message, Supervised
+from fsmount.mount.kernel.negotiate import Features
+from fsmount.mount.kernel.sending import Sender
+from fsmount.mount.kernel.session import Session
+from fsmount.store.objects import Objects
+from fsmount.vfs.filesystem import FileSystem
+from fsmount.vfs.mapped import mapped_store, mapped_version
+from fsmount.vfs.pathlist import PathList
+from fsmount.vfs.reads import ObjectReader
+
+log = logging.getLogger("fsmount.mount")
+
+Make = Callable[[], FileSystem]
+
+
+def file_system(config: Config, paths: PathList | None) -> FileSystem:
+    """What `config` says; `paths` is its path list. FsmountError."""
+    reader = ObjectReader(Objects(config.store), config.verify)
+    if paths is not None:
+        return mapped_version(paths, config.store, reader, config.look)
+    return mapped_store(
+        config.store,
+        config.lists,
+        reader,
+        config.look,
+        clock=time.monotonic,
+        on_first_use=lambda document: Leasing(config.store, (document.table.digest,)).keep(),
+    )
+
+
+def serve(
+    device: int,
+    supervisor: socket.socket,
+    nodes: OpenNodes,
+    features: Features,
+    *,
+    config: Config,
+    make: Make,
+    successor: bool,
+) -> None:
+    """Serve until unmounted. `nodes` is what the supervisor knows at this moment; `successor`:
+    another server died before.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's are for the supervisor
+        signal.signal(number, signal.SIG_IGN)
+    _raise_limit_on_files()
+    link = Supervised(supervisor, nodes, Leasing(config.store, config.tables).keep)
+    signal.signal(signal.SIGTERM, lambda number, frame: _on_sigterm(link, config))
+    try:
+        filesystem = make()
+    except FsmountError as error:
+        link.say(Message.FAILED, str(error))
+        raise
+    backing = link if features.passthrough else None
+    answers = Answers(filesystem, backing, xattrs=config.xattrs)
+    session = Session(device, answers, Sender(device, splice=config.splice))
+    if successor and features.resend:
+        session.resend()
+    link.say(Message.READY)
+    session.run(lambda: link.say(Message.SERVING))
+
+
+def _on_sigterm(link: Supervised, config: Config) -> None:
+    """Die, as a server may; but the last process of a mount takes the mount off."""
+    if not link.alone:
+        os._exit(128 + signal.SIGTERM)
+    code = devices.unmount(config.mountpoint, detach=True)
+    if code:
+        log.error("can't unmount %s: %s", config.mountpoint, os.strerror(code))
+
+
+def _raise_limit_on_files() -> None:
+    """An open file that the kernel does not read itself is an open file of the server."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

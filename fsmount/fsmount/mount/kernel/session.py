@@ -1,0 +1,157 @@
+"""Serving a connection: one thread takes requests, and others when that one waits for the store.
+
+What is in memory is answered at once by the thread that takes requests. So a directory can be
+listed, and an unmount gets through, whatever hangs.
+
+A request that was interrupted is answered with EINTR if it has not been done after a moment. Not
+at once: the kernel interrupts for any signal, and few programs expect EINTR of a file; but a reader
+of a file that hangs must be able to die.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import time
+from collections.abc import Callable
+
+from fsmount.mount.kernel.answers import SILENT, Answers, Range, Request
+from fsmount.mount.kernel.crew import STALL, Crew, EndOfWork
+from fsmount.mount.kernel.protocol import (
+    IN_HEADER,
+    INTERRUPT_IN,
+    Notify,
+    Opcode,
+    pack_notify,
+)
+from fsmount.mount.kernel.sending import Sender
+from fsmount.vfs.faults import errno_of
+
+log = logging.getLogger("fsmount.mount")
+
+GRACE = 0.3  # seconds that an interrupted request gets
+_BUFFER = 64 << 10  # bytes; requests are small, since nobody writes
+_ENDED = (errno.ENODEV, errno.ECONNABORTED, errno.EBADF)
+_AGAIN = (errno.EINTR, errno.EAGAIN, errno.ENOENT)
+
+
+class Session:
+    """Answers what comes from a descriptor of /dev/fuse, after INIT."""
+
+    def __init__(self, device: int, answers: Answers, sender: Sender) -> None:
+        self._device = device
+        self._answers = answers
+        self._sender = sender
+        self._crew: Crew[Request] = Crew(self._take, self._do, sender.forget_thread)
+        self._waiting: dict[int, Request] = {}  # those that may wait, by number
+        self._interrupted: dict[int, float] = {}  # and when each is answered with EINTR
+        self._poll = select.poll()
+        self._poll.register(device, select.POLLIN)
+        self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._on_first: Callable[[], None] | None = None
+
+    def resend(self) -> None:
+        """Have the kernel send again what a dead server has left unanswered; OSError."""
+        self._sender.raw(pack_notify(Notify.RESEND))
+
+    def run(self, answered: Callable[[], None]) -> None:
+        """Serve until unmounted; `answered` is called when the first request was answered."""
+        self._on_first = answered
+        self._crew.run()
+
+    def _take(self, waiting: bool) -> Request | None:
+        """Take a request; answer it, or return it if that may wait."""
+        if self._interrupted or waiting:
+            self._answer_interrupted()
+            if not self._poll.poll(STALL * 1000):
+                return None
+        try:
+            length = os.readv(self._device, [self._buffer])
+        except OSError as error:
+            if error.errno in _ENDED:
+                raise EndOfWork from None
+            if error.errno in _AGAIN:
+                return None
+            raise
+        return self._dispatch(length)
+
+    def _dispatch(self, length: int) -> Request | None:
+        _, opcode, unique, node, *_ = IN_HEADER.unpack_from(self._buffer)
+        request = Request(opcode, unique, node, self._view[IN_HEADER.size : length])
+        if opcode in SILENT:
+            return None
+        if opcode == Opcode.INTERRUPT:
+            self._interrupt(INTERRUPT_IN.unpack_from(request.body)[0])
+            return None
+        if self._answers.may_wait(request):
+            kept = Request(opcode, unique, node, bytes(request.body))
+            self._waiting[unique] = kept
+            return kept
+        self._answer_now(request)
+        return None
+
+    def _answer_now(self, request: Request) -> None:
+        try:
+            found = self._answers.answer(request)
+            if isinstance(found, Range):
+                self._sender.fetch(request.unique, found).send()
+            else:
+                self._sender.body(request.unique, found)
+        except BaseException as error:  # noqa: BLE001 - every failure is an errno
+            self._sender.error(request.unique, errno_of(error, _doing(request)))
+        self._note_answer()
+
+    def _do(self, request: Request) -> None:
+        """Answer what may wait."""
+        try:
+            found = self._answers.answer(request)
+            if isinstance(found, Range):
+                self._read(request, found)
+            elif self._claim(request):
+                self._sender.body(request.unique, found)
+            else:
+                self._answers.undo(request)
+        except BaseException as error:  # noqa: BLE001 - every failure is an errno
+            if self._claim(request):
+                self._sender.error(request.unique, errno_of(error, _doing(request)))
+        self._note_answer()
+
+    def _note_answer(self) -> None:
+        first, self._on_first = self._on_first, None
+        if first is not None:
+            first()
+
+    def _read(self, request: Request, wanted: Range) -> None:
+        data = self._sender.fetch(request.unique, wanted)
+        if self._claim(request):
+            data.send()
+        else:
+            data.drop()
+
+    def _claim(self, request: Request) -> bool:
+        """Whether the request is still to be answered; then nobody else does."""
+        return self._waiting.pop(request.unique, None) is not None
+
+    def _interrupt(self, unique: int) -> None:
+        if unique in self._waiting:
+            self._interrupted[unique] = time.monotonic() + GRACE
+
+    def _answer_interrupted(self) -> None:
+        if not self._interrupted:
+            return
+        now = time.monotonic()
+        for unique, due in list(self._interrupted.items()):
+            if unique not in self._waiting:
+                del self._interrupted[unique]
+            elif now >= due:
+                del self._interrupted[unique]
+                if self._waiting.pop(unique, None) is not None:
+                    self._sender.error(unique, errno.EINTR)
+
+
+def _doing(request: Request) -> str:
+    name = Opcode(request.opcode).name.lower() if request.opcode in set(Opcode) else "request"
+    return f"{name} of node {request.node}"

@@ -1,0 +1,116 @@
+"""`python strange.py CASE CONFIG DESCRIPTOR`: a mount whose server behaves in a strange way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fsmount.errors import FormatError
+from fsmount.mount.kernel import server, start
+from fsmount.mount.kernel.config import Config
+from fsmount.mount.kernel.session import GRACE
+from fsmount.vfs.filesystem import FileSystem, Handle
+from fsmount.vfs.pathlist import PathList
+
+HUNG = "shards/large/000000.tar"
+
+
+@dataclass(slots=True)
+class HangingHandle:
+    """Reads nothing, for ever."""
+
+    node: int
+    keep_cache: bool = True
+
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
+    def read(self, size: int, offset: int) -> bytes:
+        threading.Event().wait()
+        return b""
+
+    def close(self) -> None:
+        pass
+
+
+class Hanging:
+    """A file system one file of which hangs when it is read, or opened."""
+
+    def __init__(
+        self, real: FileSystem, *, when_opened: bool, seconds: float | None = None
+    ) -> None:
+        """`seconds`: for so long it hangs; for ever if None."""
+        self._real = real
+        self._when_opened = when_opened
+        self._seconds = seconds
+        node = 1
+        for name in HUNG.split("/"):
+            node = real.lookup(node, name).node
+        self._hung = node
+
+    def open(self, node: int) -> Handle:
+        if node != self._hung:
+            return self._real.open(node)
+        if self._when_opened:
+            threading.Event().wait(self._seconds)
+            return self._real.open(node)
+        return HangingHandle(node)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+Make = Callable[[Config, PathList | None], FileSystem]
+REAL = server.file_system
+
+
+def _dying(config: Config, paths: PathList | None) -> FileSystem:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return REAL(config, paths)
+
+
+def _dying_later(config: Config, paths: PathList | None) -> FileSystem:
+    """Once there is a file beside the mountpoint, every server dies."""
+
+    def watch() -> None:
+        while not os.path.exists(f"{config.mountpoint}.die"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.path.exists(f"{config.mountpoint}.die"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=watch, daemon=True).start()
+    return REAL(config, paths)
+
+
+def _failing(config: Config, paths: PathList | None) -> FileSystem:
+    raise FormatError("no such thing here")
+
+
+def _hanging(*, when_opened: bool, seconds: float | None = None) -> Make:
+    def make(config: Config, paths: PathList | None) -> FileSystem:
+        hanging: Any = Hanging(REAL(config, paths), when_opened=when_opened, seconds=seconds)
+        return hanging  # type: ignore[no-any-return]
+
+    return make
+
+
+CASES: dict[str, Make] = {
+    "dying": _dying,
+    "dying-later": _dying_later,
+    "failing": _failing,
+    "hanging": _hanging(when_opened=False),
+    "hanging-open": _hanging(when_opened=True),
+    "slow-open": _hanging(when_opened=True, seconds=GRACE / 3),
+}
+
+if __name__ == "__main__":
+    server.file_system = CASES[sys.argv[1]]
+    sys.exit(start.main(sys.argv[2], sys.argv[3]))
