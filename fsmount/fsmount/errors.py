@@ -20,12 +20,12 @@ FsmountError                    exit 1, EIO
 │   ├── RuleMismatchError                the base has another partition rule or namespace
 │   └── PackWorkerError                  a worker process died
 ├── MountError                  EIO      mounting or unmounting failed
-├── PlanError                   EINVAL   a selection or a set of loader options that can't be planned
+├── PlanError                   EINVAL   a selection, or loader options, that can't be planned
 │   ├── StateMismatchError               a saved state belongs to other rows or options
 │   └── RankMismatchError                ranks disagree on rows or options
 └── LoadError                   EIO      a sample can't be delivered
 
-`IntegrityError` is raised wherever bytes are checked, in the store, under a mount and in the loader.
+`IntegrityError` is raised wherever bytes are checked: in the store, under a mount, in the loader.
 An error's text is one line that names what it is about; the CLI prints it behind `error: `.
 """
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import duckdb
 import pytest
 
 from fsmount.errors import PlanError
@@ -72,12 +75,23 @@ B = manifest_bytes("b", [{"label": 3, "only_b": True}, {"label": 1, "mixed": "te
         ("label BETWEEN 2 AND 3 AND NOT (name = 'y') IS TRUE", [[], [0]]),
         ("label::VARCHAR IN ('1', '2')", [[0, 1], [1]]),
         ("list_sum(tags) = 3", [[0], []]),
+        ("list_aggr(tags, 'sum') = 3", [[0], []]),
+        ("name.upper() = 'Y'", [[1], []]),
+        ("label < pi()", [[0, 1], [0, 1]]),
+        ("tags = []", [[1], []]),
         ("NULL", [[], []]),
         ("true", [[0, 1, 2, 3], [0, 1]]),
     ],
 )
 def test_an_expression_is_evaluated_row_by_row(where: str, expected: list[list[int]]) -> None:
     assert select(where, A, B) == expected
+
+
+def test_a_part_of_the_samples_by_a_digest_of_the_key() -> None:
+    digests = [hashlib.md5(f"p/{n}".encode(), usedforsecurity=False) for n in range(40)]
+    expected = [n for n, digest in enumerate(digests) if digest.hexdigest() < "4"]
+    assert 0 < len(expected) < 20
+    assert select("md5(__key__) < '4'", manifest_bytes("p", [None] * 40)) == [expected]
 
 
 def test_parameters_by_place_and_by_name() -> None:
@@ -113,9 +127,37 @@ def test_parameters_by_place_and_by_name() -> None:
         ("uuid() IS NULL", "not a function of the row"),
         ("now() > TIMESTAMP '2000-01-01'", "not a function of the row"),
         ("age(TIMESTAMP '2000-01-01') IS NULL", "not a function of the row"),
-        ("ago(INTERVAL 1 DAY) IS NULL", "not a function of the row"),
+        ("ago(INTERVAL 1 DAY) IS NULL", "not a function of the row|does not exist"),
         ("nextval('s') = 1", "not a function of the row"),
         ("getvariable('x') = 1", "not a function of the row"),
+        ("current_schema() = 'main'", "not a function of the row"),
+        ("pg_catalog.current_schema() = 'main'", "not a function of the row"),
+        ("current_database() IS NULL", "not a function of the row"),
+        ("current_catalog() IS NULL", "not a function of the row"),
+        ("current_schemas(true) IS NULL", "not a function of the row"),
+        ("in_search_path('memory', 'main')", "not a function of the row|does not exist"),
+        ("has_schema_privilege('main', 'usage')", "not a function of the row"),
+        ("has_table_privilege('a', 'b', 'select')", "not a function of the row"),
+        ("pg_typeof(label) = 'bigint'", "not a function of the row"),
+        ("inet_server_addr() IS NULL", "not a function of the row"),
+        ("current_query() IS NOT NULL", "not a function of the row"),
+        ("txid_current() > 0", "not a function of the row"),
+        ("version() = 'v1'", "not a function of the row"),
+        ("system.main.VERSION() = 'v1'", "not a function of the row"),
+        ("list_filter(tags, lambda t: version() = 'v1') = []", "not a function of the row"),
+        ("current_user() = 'duckdb'", "not a function of the row"),
+        ("session_user() = 'duckdb'", "not a function of the row"),
+        ("current_user = 'duckdb'", "'current_user' is no column"),
+        ("current_setting('threads') = 2", "not a function of the row"),
+        ("get_block_size('memory') = 1", "not a function of the row|does not exist"),
+        ("hash(__key__) % 2 = 0", "not a function of the row"),
+        ("md5_number(__key__) % 2 = 0", "not a function of the row"),
+        ("md5_number_lower(__key__) % 2 = 0", "not a function of the row"),
+        ("json_serialize_sql('SELECT 1') IS NULL", "not a function of the row"),
+        ("list_approx_count_distinct(tags) = 2", "not a function of the row"),
+        ("list_aggr(tags, 'APPROX_count_distinct') = 2", "exact aggregate"),
+        ("list_aggr(tags, 'approx_' || 'count_distinct') = 2", "exact aggregate"),
+        ("list_aggr(tags, 'reservoir_quantile', 0.5) = 2", "exact aggregate"),
         ("current_date > DATE '2000-01-01'", "'current_date' is no column"),
         ("list_filter([1], lambda user: true) = [] OR user IS NULL", "no column"),
         ("COLUMNS(*) = 1", r"\* can't"),
@@ -133,6 +175,21 @@ def test_anything_but_such_an_expression_is_refused_on_one_line(where: str, mess
     with pytest.raises(PlanError, match=message) as caught:
         select(where, A, B)
     assert "\n" not in str(caught.value)
+
+
+def test_no_function_without_arguments_but_constants() -> None:
+    with duckdb.connect() as connection:
+        names = connection.execute(
+            "SELECT DISTINCT function_name FROM duckdb_functions() WHERE varargs IS NULL "
+            "AND coalesce(len(parameters), 0) = 0 AND function_type IN ('scalar', 'macro')"
+        ).fetchall()
+    accepted = set()
+    for (name,) in names:
+        with suppress(PlanError):
+            select(f"{name}() IS NULL", A)
+            accepted.add(name)
+    assert "pi" in accepted
+    assert accepted <= {"list_pack", "list_value", "map", "pi"}
 
 
 def test_a_field_of_mixed_types_is_compared_as_json_text() -> None:
@@ -169,9 +226,55 @@ def test_columns_that_differ_only_in_case() -> None:
     both = manifest_bytes("c", [{"Label": 1, "label": 2}])
     assert select("Label = 1", both) == [[0]]
     assert select("label = 2", both) == [[0]]
-    for where in ("LABEL = 1", "Label = 1 AND label = 2"):
+    for where in ("LABEL = 1", "Label = 1 AND label = 2", "Label = 1 AND label.abs() = 1"):
         with pytest.raises(PlanError, match="differ only in case"):
             select(where, both)
+
+
+def test_columns_of_different_partitions_that_differ_only_in_case() -> None:
+    left = manifest_bytes("l", [{"a": 1, "s": {"x": 1}}, {"a": 2}])
+    right = manifest_bytes("r", [{"A": 2, "S": {"x": 2}}, {"A": 1}])
+    assert select("a = 1", left, right) == [[0], []]
+    assert select("A = 1", left, right) == [[], [1]]
+    assert select("a IS NULL", left, right) == [[], [0, 1]]
+    assert select("s.x = 1 OR s.X = 2", left, right) == [[0], []]
+    assert select("S.x = 2", left, right) == [[], [0]]
+    with pytest.raises(PlanError, match="differ only in case"):
+        select("a = 1 OR A = 1", left, right)
+
+
+@pytest.mark.parametrize(
+    "sidecars",
+    [
+        [[{"gps": {"lat": 1, "Lat": 101}}]],
+        [[{"gps": {"lat": 1}}, {"gps": {"Lat": 101}}]],
+        [[{"gps": {"lat": 1}}], [{"gps": {"Lat": 101}}]],
+        [[{"gps": {"at": {"lat": 1, "Lat": 101}}}]],
+        [[{"gps": [{"lat": 1}, {"Lat": 101}]}]],
+        [[{"gps": [[{"at": {"lat": 1}}]]}], [{"gps": [[{"at": {"Lat": 101}}]]}]],
+    ],
+)
+def test_fields_of_a_struct_that_differ_only_in_case_are_refused(sidecars: Any) -> None:
+    manifests = [manifest_bytes(f"p{n}", rows) for n, rows in enumerate(sidecars)]
+    names = ("gps.lat = 1", "GPS.at.lat = 1", "gps[1].lat = 1", "gps IS NULL", "gps.keys() = []")
+    for where in names:
+        with pytest.raises(PlanError, match=r"'gps' is ambiguous.*\['Lat', 'lat'\]"):
+            select(where, *manifests)
+    assert select("__index__ >= 0", *manifests) == [list(range(len(rows))) for rows in sidecars]
+
+
+def test_the_verbatim_sidecar_tells_upper_from_lower_case() -> None:
+    both = manifest_bytes("c", [{"gps": {"lat": 1, "Lat": 2}}, {"gps": {"lat": 2, "Lat": 1}}, None])
+    for name, expected in (("lat", [0]), ("Lat", [1])):
+        assert select(f"json_extract(decode(__sidecar__), '$.gps.{name}') = 1", both) == [expected]
+
+
+@pytest.mark.parametrize(
+    "name", ["__fsmount_place__", "__FSMOUNT_PLACE__", "__fsmount_count__", "__FSMOUNT_COUNT__"]
+)
+def test_columns_named_as_our_own_while_we_select(name: str) -> None:
+    odd = manifest_bytes("o", [{name: 2}, {name: 0}, {name: 0}])
+    assert select(f"{name} = 0", odd, odd) == [[1, 2], [1, 2]]
 
 
 def test_many_manifests_pass_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:

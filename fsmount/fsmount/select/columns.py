@@ -96,7 +96,7 @@ class Columns:
         found = manifest.decode(data, sorted({"__index__", *self.types, *verbatim}))
         arrays = [self._column(found, name, kind) for name, kind in self.types.items()]
         arrays.append(found.table.column("__index__"))
-        return pa.table(arrays, names=[*self.types, _COUNT])
+        return pa.table(arrays, names=[*self.types, unlike(_COUNT, self.types)])
 
     def _column(self, found: manifest.Manifest, name: str, kind: pa.DataType) -> pa.ChunkedArray:
         if name not in found.table.column_names:
@@ -107,6 +107,25 @@ class Columns:
             return found.table.column(name).cast(kind)
         except pa.ArrowInvalid as error:
             raise PlanError(f"field {name!r} can't be read as {kind}: {error}") from None
+
+
+def unlike(name: str, names: Iterable[str]) -> str:
+    """`name`, in lower case, with as many underscores behind it as make it none of `names`."""
+    taken = {other.lower() for other in names}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def fields_alike(kind: pa.DataType) -> list[str]:
+    """Names of one struct in `kind`, at any depth, that differ only in case, which SQL ignores."""
+    parts = [kind.field(place) for place in range(kind.num_fields)]
+    names = sorted(part.name for part in parts)
+    for name in names:
+        alike = [other for other in names if other.lower() == name.lower()]
+        if len(alike) > 1:
+            return alike
+    return next(filter(None, (fields_alike(part.type) for part in parts)), [])
 
 
 def _json_texts(found: manifest.Manifest, name: str) -> pa.ChunkedArray:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fsmount.errors import PlanError
+from fsmount.select.columns import unlike
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 
@@ -28,6 +29,18 @@ Rows = npt.NDArray[np.int64]
 _CLASSES = {
     "BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT",
     "FUNCTION", "LAMBDA", "LAMBDA_REF", "OPERATOR", "PARAMETER", "TYPE",
+}  # fmt: skip
+# Functions of the session or of DuckDB's build whatever their stability is said to be. Those that
+# take no argument are found by that, and those of PostgreSQL's catalog by their schema.
+_NOT_OF_THE_ROW = {
+    "create_sort_key", "current_schemas", "current_setting", "get_block_size", "getenv",
+    "getvariable", "hash", "icu_sort_key", "in_search_path", "index_key", "json_deserialize_sql",
+    "json_serialize_plan", "json_serialize_sql", "list_approx_count_distinct", "md5_number",
+    "stats", "vector_type",
+}  # fmt: skip
+_CONSTRUCTORS = {"list_pack", "list_value", "map", "pi"}  # with no argument, always the same value
+_LIST_AGGREGATES = {
+    "aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate",
 }  # fmt: skip
 # Words that are functions of the clock or the session unless a column has their name.
 _VALUE_FUNCTIONS = {
@@ -71,7 +84,7 @@ class Engine:
         """Check `where`; raises PlanError with DuckDB's message or naming what is refused."""
         tree = self._tree(where)
         self._check(where, tree)
-        refs = {node["column_names"][0] for node in _nodes(tree) if node["class"] == "COLUMN_REF"}
+        refs = {name for node in _nodes(tree) for name in _column_of(node)}
         lambdas = {
             ref["column_names"][0]
             for node in _nodes(tree)
@@ -83,12 +96,13 @@ class Engine:
 
     def matches(self, table: pa.Table, expression: Expression, params: Params) -> Rows:
         """The ascending int64 places of the rows of `table` for which `expression` is true."""
+        place = unlike(PLACE, table.column_names)
         places = pa.array(np.arange(table.num_rows, dtype=np.int64))
-        sql = f"SELECT {PLACE} FROM {RELATION} WHERE CAST((\n{expression.sql}\n) AS BOOLEAN)"  # noqa: S608
+        sql = f"SELECT {place} FROM {RELATION} WHERE CAST((\n{expression.sql}\n) AS BOOLEAN)"  # noqa: S608
         try:
             with self._connection.cursor() as cursor:
-                cursor.register(RELATION, table.append_column(PLACE, places))
-                found = cursor.execute(sql, params).fetchnumpy()[PLACE]
+                cursor.register(RELATION, table.append_column(place, places))
+                found = cursor.execute(sql, params).fetchnumpy()[place]
         except duckdb.Error as error:
             raise refusal(expression.sql, _message(error)) from None
         return np.sort(np.asarray(found, np.int64))
@@ -122,6 +136,8 @@ class Engine:
                 arguments = node["arguments"] if "arguments" in node else node["children"]
                 name = node["function_name"].lower()
                 calls[name] = min(len(arguments), calls.get(name, len(arguments)))
+                if name in _LIST_AGGREGATES and not _exact_aggregate(arguments):
+                    raise refusal(where, f"{name}() needs the name of an exact aggregate")
             if node["class"] == "COLUMN_REF" and node["column_names"][0].lower() == RELATION:
                 raise refusal(where, f"{RELATION} is no column")
         for name in sorted(calls.keys() - vetted):
@@ -130,18 +146,22 @@ class Engine:
     def _check_function(
         self, where: str, name: str, arguments: int, vetted: frozenset[str]
     ) -> None:
-        entries = self._connection.execute(
-            "SELECT function_type, stability, macro_definition FROM duckdb_functions() "
-            "WHERE lower(function_name) = ?",
+        found = self._connection.execute(
+            "SELECT function_type, stability, macro_definition, "
+            "coalesce(len(parameters), 0) = 0 AND varargs IS NULL, schema_name "
+            "FROM duckdb_functions() WHERE lower(function_name) = ?",
             [name],
         ).fetchall()
-        kinds = {kind for kind, _, _ in entries}
-        if kinds & {"aggregate", "window"}:
+        entries = [entry[:4] for entry in found if entry[4] == "main"]
+        if {kind for kind, *_ in entries} & {"aggregate", "window"}:
             raise refusal(where, f"{name}() looks at more than one row")
-        scalar = "CONSISTENT" in {stability for kind, stability, _ in entries if kind == "scalar"}
-        macros = [definition for kind, _, definition in entries if kind == "macro"]
-        clock = name == "age" and arguments == 1  # to the current date
-        if entries and (clock or not (scalar or macros)):
+        scalars = {stability for kind, stability, *_ in entries if kind == "scalar"}
+        macros = [definition for kind, _, definition, _ in entries if kind == "macro"]
+        elsewhere = name in _NOT_OF_THE_ROW or name.startswith("__internal_")
+        elsewhere |= name not in _CONSTRUCTORS and any(bare for *_, bare in entries)
+        elsewhere |= name == "age" and arguments < 2  # to the current date
+        consistent = "CONSISTENT" in scalars or (macros and not scalars)
+        if found and (elsewhere or not consistent):
             raise refusal(where, f"{name}() is not a function of the row alone")
         for definition in macros:
             self._check_macro(where, name, definition, vetted)
@@ -164,7 +184,32 @@ def refusal(where: str, why: str) -> PlanError:
 
 def _message(error: Exception) -> str:
     """DuckDB's message, without its excerpt of a query that the user never typed."""
-    return str(error).split("\n\nLINE ")[0]
+    return str(error).split("\nLINE ")[0]
+
+
+def _column_of(node: dict[str, Any]) -> list[str]:
+    """The first part of the name that a node may be referring to a column by, if it does.
+
+    `name.upper()` is written like a function of a schema.
+    """
+    if node["class"] == "COLUMN_REF":
+        return [node["column_names"][0]]
+    if node["class"] != "FUNCTION":
+        return []
+    path = [part for part in (node["catalog"], node["schema"]) if part]
+    return [] if path[:1] in ([], ["main"], ["system"]) else path[:1]
+
+
+def _exact_aggregate(arguments: Sequence[dict[str, Any]]) -> bool:
+    """Whether a list's aggregate is named by a constant, and is the same in every build."""
+    if len(arguments) < 2:
+        return False
+    argument = arguments[1].get("expression", arguments[1])
+    if argument["class"] != "CONSTANT":
+        return False
+    value = argument["literal"].get("text") if "literal" in argument else argument["value"]
+    name = value.get("value") if isinstance(value, dict) else value
+    return not str(name).lower().startswith(("approx_", "reservoir_"))
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,14 @@ import numpy as np
 import pyarrow as pa
 
 from fsmount.formats import manifest
-from fsmount.select.columns import OWN_TYPES, Columns, ReadManifest, column_types, read_ahead
+from fsmount.select.columns import (
+    OWN_TYPES,
+    Columns,
+    ReadManifest,
+    column_types,
+    fields_alike,
+    read_ahead,
+)
 from fsmount.select.expression import Engine, Expression, Params, Rows, refusal
 
 _ROWS_AT_ONCE = 1 << 16  # of all manifests that one query looks at
@@ -57,7 +64,16 @@ def _resolve(
         return Columns.unify(OWN_TYPES, expression.names)
     known = column_types(manifests)
     _refuse_unknown(engine, expression, params, list(known))
-    return Columns.unify(known, _referenced(expression, known))
+    columns = Columns.unify(known, _referenced(expression, known))
+    for name, kind in columns.types.items():
+        alike = fields_alike(kind)
+        if alike:
+            raise refusal(
+                expression.sql,
+                f"column {name!r} is ambiguous, its fields {alike} differ only in case; "
+                "json_extract(decode(__sidecar__), path) tells them apart",
+            )
+    return columns
 
 
 def _refuse_unknown(
