@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-
-_View = tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...]]
 
 
 class Batch(dict[str, Any]):
@@ -27,43 +26,68 @@ class Batch(dict[str, Any]):
         return _moved(self, lambda tensor: tensor.pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, _taken_apart(self)
+        parts = Parts.of(self)
+        return _rebuild, (parts.items, parts.blocks, parts.views)
 
 
-def _moved(batch: Batch, move: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    items, blocks, views = _taken_apart(batch)
-    alone = {n: move(v) if isinstance(v, torch.Tensor) else v for n, v in items.items()}
-    return _rebuild(alone, tuple(map(move, blocks)), views)
+class View(NamedTuple):
+    """A tensor as a view of a block; offset and strides in elements."""
+
+    block: int  # place among the blocks
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def of(self, block: torch.Tensor) -> torch.Tensor:
+        """The view of `block`, which is the block that it is of."""
+        empty = torch.empty(0, dtype=self.dtype, device=block.device)
+        return empty.set_(block.untyped_storage(), self.offset, self.shape, self.stride)
 
 
-def _taken_apart(
-    batch: Mapping[str, Any],
-) -> tuple[dict[str, Any], tuple[torch.Tensor, ...], dict[str, _View]]:
-    """The entries that are no plain tensors, the blocks of the others, and their views of those."""
-    blocks: dict[int, tuple[int, torch.Tensor]] = {}
-    views: dict[str, _View] = {}
-    items: dict[str, Any] = {}
-    for name, value in batch.items():
-        if not _plain(value):
-            items[name] = value
-            continue
-        items[name] = None  # keeps the order
-        storage = value.untyped_storage()
-        whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-        place, _ = blocks.setdefault(storage.data_ptr(), (len(blocks), whole))
-        views[name] = (place, value.dtype, value.storage_offset(), value.shape, value.stride())
-    return items, tuple(block for _, block in blocks.values()), views
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A batch taken apart: blocks of memory, the tensors that are views of them, and the rest."""
+
+    items: Mapping[str, Any]  # every entry in order; None for those in `views`
+    blocks: tuple[torch.Tensor, ...]  # uint8, each a whole storage
+    views: Mapping[str, View]
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Any]) -> Parts:
+        """Take `batch` apart; storages of tensors that are nothing but a view become blocks."""
+        blocks: dict[int, tuple[int, torch.Tensor]] = {}
+        views: dict[str, View] = {}
+        items: dict[str, Any] = {}
+        for name, value in batch.items():
+            items[name] = None if _plain(value) else value
+            if not _plain(value):
+                continue
+            storage = value.untyped_storage()
+            whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+            place, _ = blocks.setdefault(storage.data_ptr(), (len(blocks), whole))
+            offset, shape = value.storage_offset(), tuple(value.shape)
+            views[name] = View(place, value.dtype, offset, shape, value.stride())
+        return cls(items, tuple(block for _, block in blocks.values()), views)
+
+    def together(self) -> Batch:
+        """The batch."""
+        batch = Batch(self.items)
+        for name, view in self.views.items():
+            batch[name] = view.of(self.blocks[view.block])
+        return batch
 
 
 def _rebuild(
-    items: Mapping[str, Any], blocks: tuple[torch.Tensor, ...], views: Mapping[str, _View]
+    items: Mapping[str, Any], blocks: tuple[torch.Tensor, ...], views: Mapping[str, View]
 ) -> Batch:
-    batch = Batch(items)
-    for name, (place, dtype, offset, shape, stride) in views.items():
-        block = blocks[place]
-        empty = torch.empty(0, dtype=dtype, device=block.device)
-        batch[name] = empty.set_(block.untyped_storage(), offset, shape, stride)
-    return batch
+    return Parts(items, blocks, views).together()
+
+
+def _moved(batch: Batch, move: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    parts = Parts.of(batch)
+    items = {n: move(v) if isinstance(v, torch.Tensor) else v for n, v in parts.items.items()}
+    return Parts(items, tuple(map(move, parts.blocks)), parts.views).together()
 
 
 def _plain(value: object) -> bool:

@@ -6,22 +6,40 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fsmount.errors import FsmountError, PlanError, RankMismatchError
 from fsmount_loader.batch import Batch
 from fsmount_loader.division import Division
 from fsmount_loader.epochs import Epochs, Skipped
-from fsmount_loader.options import DEFAULT_SEEK_THRESHOLD, OnError, Options, Transform, names
-from fsmount_loader.order import DEFAULT_CHUNK_SIZE, DEFAULT_WINDOW, Order, cut, default_streams
+from fsmount_loader.options import (
+    DEFAULT_SEEK_THRESHOLD,
+    OnError,
+    Options,
+    Transform,
+    names,
+    real,
+    whole,
+)
+from fsmount_loader.order import (
+    DEFAULT_CHUNK_SIZE,
+    DEFAULT_WINDOW,
+    EPOCH_BITS,
+    Order,
+    cut,
+    default_streams,
+)
 from fsmount_loader.passes import Pass
 from fsmount_loader.plan import Plan, make_plan
 from fsmount_loader.ranks import Placement, agree, find_placement
 from fsmount_loader.state import Identity, State
 from fsmount_loader.version import VersionFiles
+
+_LEAST_PATIENCE, _MOST_PATIENCE = 0.001, 1e9  # seconds; torch counts milliseconds
 
 
 class ShardDataset(IterableDataset[Batch]):
@@ -39,7 +57,7 @@ class ShardDataset(IterableDataset[Batch]):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[str],
         *,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
@@ -94,13 +112,14 @@ class ShardDataset(IterableDataset[Batch]):
             retries=retries,
             prefetch=prefetch,
         )
+        patience = real("agreement_timeout", agreement_timeout, _LEAST_PATIENCE, _MOST_PATIENCE)
         placement = find_placement(rank, world_size, process_group)
         try:
             plan = make_plan(VersionFiles.open(path), options)
             division = _division(len(plan.rows), options, placement)
         except FsmountError as error:
             with suppress(RankMismatchError):  # the others get it; this rank has its own error
-                agree(placement, {"error": str(error)}, agreement_timeout)
+                agree(placement, {"error": str(error)}, patience)
             raise
         self._plan = plan
         self._options = options
@@ -109,7 +128,7 @@ class ShardDataset(IterableDataset[Batch]):
         self._identity = _identity(plan, options, self._order)
         self._epochs = Epochs()
         self._skipped = Skipped(options.max_skipped)
-        agree(placement, _shared(self._identity, division, options), agreement_timeout)
+        agree(placement, _shared(self._identity, division, options), patience)
 
     @property
     def skipped(self) -> int:
@@ -139,17 +158,18 @@ class ShardDataset(IterableDataset[Batch]):
         In the epoch of a state just loaded the position stays; if that epoch was finished, the
         iteration is empty.
         """
-        if not 0 <= epoch < 1 << 62:
-            raise PlanError(f"epoch must be a whole number of at least 0, not {epoch!r}")
-        self._epochs.set_epoch(epoch)
+        self._epochs.set_epoch(whole("epoch", epoch, 0, EPOCH_BITS))
 
     def state_after(self, batches: int) -> dict[str, Any]:
         """The state once `batches` batches of the latest iteration are consumed, as a JSON object.
 
         For a plain DataLoader, whose workers run ahead of the training loop, which alone knows the
-        number. ShardLoader counts by itself.
+        number. ShardLoader counts by itself. Raises PlanError for more batches than it has.
         """
         epoch, start = self._epochs.latest()
+        batches, most = whole("batches", batches), self._division.batches(start)
+        if batches > most:
+            raise PlanError(f"batches={batches}, but the latest iteration has only {most}")
         return self.state_at(epoch, self._division.after(start, batches))
 
     def next_state(self) -> dict[str, Any]:
@@ -188,8 +208,15 @@ class ShardDataset(IterableDataset[Batch]):
         )
 
 
+def _refuse_to_collate(batches: object, *, collate_fn_map: object = None) -> NoReturn:
+    raise PlanError("a ShardDataset yields whole batches: give its DataLoader batch_size=None")
+
+
+default_collate_fn_map[Batch] = _refuse_to_collate
+
+
 def _order(plan: Plan, options: Options) -> Order:
-    bounds = cut(plan.rows_per_shard(), options.chunk_size)
+    bounds = cut(plan.selected.rows_per_shard, options.chunk_size)
     streams = options.streams or default_streams(len(bounds) - 1)
     return Order(bounds, options.seed, options.shuffled, streams, options.window)
 
@@ -197,7 +224,7 @@ def _order(plan: Plan, options: Options) -> Order:
 def _identity(plan: Plan, options: Options, order: Order) -> Identity:
     shuffled = options.shuffled
     return Identity(
-        selection=plan.digest,
+        selection=plan.selected.digest,
         samples=len(plan.rows),
         seed=options.seed,
         shuffle=shuffled,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from fsmount.errors import LoadError, PlanError
+from fsmount_loader.order import EPOCH_BITS
 
 WORKERS_MAX = 128
 _COUNTERS = 1 + WORKERS_MAX * (WORKERS_MAX + 1) // 2
@@ -70,7 +71,10 @@ class Epochs:
         epoch, start, finished = self._set[:3].tolist()
         if number == 0 and not finished:
             return epoch, start
-        return epoch + number + finished, 0
+        later = epoch + number + finished
+        if later >> EPOCH_BITS:
+            raise PlanError(f"there is no epoch {later}: the last is 2**{EPOCH_BITS} - 1")
+        return later, 0
 
     def _write(self, epoch: int, start: int, *, finished: bool) -> None:
         self._begun.zero_()

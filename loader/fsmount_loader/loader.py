@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-
-from fsmount.errors import FsmountError, LoadError, PlanError
+from fsmount.errors import PlanError
 from fsmount_loader.batch import Batch
 from fsmount_loader.dataset import ShardDataset
+from fsmount_loader.epochs import WORKERS_MAX
+from fsmount_loader.options import whole
 from fsmount_loader.passes import Pass
+from fsmount_loader.workers import batches_of_workers
+
+_log = logging.getLogger("fsmount_loader")
 
 
 @dataclass(slots=True)
@@ -28,17 +33,29 @@ class ShardLoader:
 
     The batches are the same with any number of `workers`; 0 builds them in this process.
     `start_method` is multiprocessing's ("fork", "spawn", "forkserver"; None: the platform's).
+    Workers build `prefetch` batches each ahead of use, and no more than `prefetch_bytes` in all.
     `set_epoch` is the dataset's. One iteration at a time.
     """
 
     def __init__(
-        self, data: ShardDataset, workers: int = 0, *, start_method: str | None = None
+        self,
+        data: ShardDataset,
+        workers: int = 0,
+        *,
+        start_method: str | None = None,
+        prefetch_bytes: int = 1 << 30,
     ) -> None:
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-            raise PlanError(f"workers must be a whole number of at least 0, not {workers!r}")
+        workers = whole("workers", workers)
+        if workers > WORKERS_MAX:
+            raise PlanError(f"{workers} workers, but there can be at most {WORKERS_MAX}")
+        methods = multiprocessing.get_all_start_methods()
+        if start_method not in (None, *methods):
+            raise PlanError(f"start_method must be one of {methods}, not {start_method!r}")
         self._data = data
         self._workers = workers
         self._start_method = start_method
+        self._prefetch_bytes = whole("prefetch_bytes", prefetch_bytes, 1)
+        self._warned = False
         self._consumed: _Consumed | None = None
 
     def __len__(self) -> int:
@@ -70,49 +87,15 @@ class ShardLoader:
             yield batch
 
     def _from_workers(self, of: Pass) -> Iterator[Batch]:
-        loader = DataLoader(
-            _Share(of),
-            batch_size=None,
-            num_workers=self._workers,
-            collate_fn=_unchanged,
-            prefetch_factor=max(1, of.options.prefetch),
-            multiprocessing_context=self._start_method,
+        return batches_of_workers(
+            of,
+            self._workers,
+            start_method=self._start_method,
+            most_bytes=self._prefetch_bytes,
+            keeps_many=self._warn,
         )
-        died = ""
-        try:
-            for batch in loader:
-                if isinstance(batch, _Failure):
-                    raise batch.error
-                yield batch
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):
-                raise  # no worker died, a transform failed
-            died = " ".join(str(error).split())
-        if died:  # raised only here, so that the error doesn't keep the other workers alive
-            raise LoadError(died)
 
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """An error on its way from a worker, so that it arrives as it was raised."""
-
-    error: FsmountError
-
-
-class _Share(IterableDataset[Batch | _Failure]):
-    """A worker's share of a pass."""
-
-    def __init__(self, of: Pass) -> None:
-        self._of = of
-
-    def __iter__(self) -> Iterator[Batch | _Failure]:
-        worker = get_worker_info()
-        assert worker is not None  # noqa: S101 - only workers iterate over it
-        try:
-            yield from self._of.batches(worker.id, worker.num_workers)
-        except FsmountError as error:
-            yield _Failure(error)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
+    def _warn(self, kept: int) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("%d batches are kept; each has memory that can't be used again yet", kept)

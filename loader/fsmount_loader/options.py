@@ -5,7 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
+
+import numpy as np
 
 from fsmount.errors import PlanError
 from fsmount_loader.order import DEFAULT_CHUNK_SIZE, DEFAULT_WINDOW
@@ -48,19 +51,12 @@ class Options:
     prefetch: int = 2
 
     def __post_init__(self) -> None:
-        for name, least in _WHOLE.items():
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _whole(name, value, least))
+        self._check_numbers_and_flags()
         if (self.batch_size is None) == (self.global_batch_size is None):
             raise PlanError("give one of batch_size and global_batch_size")
-        if self.seed >= 1 << 64:
-            raise PlanError(f"seed must be below 2**64, not {self.seed}")
         for name in ("where", "keyset"):
             if not isinstance(getattr(self, name), str | None):
                 raise PlanError(f"{name} must be a text, not {getattr(self, name)!r}")
-        if not (isinstance(self.max_pad_fraction, int | float) and 0 <= self.max_pad_fraction <= 1):
-            raise PlanError(f"max_pad_fraction must be 0 to 1, not {self.max_pad_fraction!r}")
         if self.on_error not in ("raise", "skip"):
             raise PlanError(f"on_error must be 'raise' or 'skip', not {self.on_error!r}")
         if self.evaluate and self.drop_last:
@@ -69,6 +65,21 @@ class Options:
             raise PlanError("params belong to where, which is not given")
         if self.transform is not None and not callable(self.transform):
             raise PlanError("transform must be a function of a batch and its generators")
+
+    def _check_numbers_and_flags(self) -> None:
+        checked: dict[str, object] = {
+            "params": _params(self.params),
+            "max_pad_fraction": real("max_pad_fraction", self.max_pad_fraction, 0, 1),
+        }
+        for name in (*_WHOLE, *_FLAGS):
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            checked[name] = (
+                whole(name, value, *_WHOLE[name]) if name in _WHOLE else flag(name, value)
+            )
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def shuffled(self) -> bool:
@@ -85,25 +96,62 @@ class Options:
         return size
 
 
-_WHOLE = {
-    "batch_size": 1, "global_batch_size": 1, "seed": 0, "streams": 1, "window": 1, "chunk_size": 1,
-    "seek_threshold": 0, "max_skipped": 0, "retries": 0, "prefetch": 0,
+_WHOLE = {  # the least, and the bits that it may have: the order computes with 64 bits
+    "batch_size": (1, 31), "global_batch_size": (1, 31), "seed": (0, 64), "streams": (1, 31),
+    "window": (1, 31), "chunk_size": (1, 31), "seek_threshold": (0, 63), "max_skipped": (0, 63),
+    "retries": (0, 63), "prefetch": (0, 63),
 }  # fmt: skip
+_FLAGS = ("shuffle", "drop_last", "evaluate", "keys", "contiguous")
+_OPTIONAL = {"batch_size", "global_batch_size", "streams", "shuffle"}  # may be None
 
 
-def _whole(name: str, value: object, least: int) -> int:
+def whole(name: str, value: object, least: int = 0, bits: int = 63) -> int:
+    """`value` as an int; PlanError if it is no integer from `least` on below 2**`bits`."""
     try:
-        whole = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        whole = least - 1
-    if whole < least or isinstance(value, bool):
+        number = least - 1
+    if number < least or isinstance(value, bool):
         raise PlanError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return whole
+    if number >> bits:
+        raise PlanError(f"{name} must be below 2**{bits}")
+    return number
+
+
+def real(name: str, value: object, least: float, most: float) -> float:
+    """`value` as a float; PlanError if it is no number from `least` to `most`."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (number and least <= value <= most):  # type: ignore[operator]
+        raise PlanError(f"{name} must be {least:g} to {most:g}, not {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def flag(name: str, value: object) -> bool:
+    """`value` as a bool; PlanError if it is none."""
+    if not isinstance(value, bool | np.bool_):
+        raise PlanError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
+
+
+def _params(value: Any) -> list[Any] | dict[str, Any] | None:
+    """The parameters as DuckDB takes them."""
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(part) for part in value]
+    if value is not None:
+        raise PlanError(f"params must be a list or a dict, not {value!r}")
+    return None
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.integer | np.floating | np.bool_) else value
 
 
 def names(option: str, value: Sequence[str]) -> tuple[str, ...]:
     """`value` as a tuple of distinct names; PlanError if it is one string or names one twice."""
-    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    if not (listed and all(isinstance(name, str) for name in value)):
         raise PlanError(f"{option} must be a list of names, not {value!r}")
     if len(set(value)) != len(value):
         raise PlanError(f"{option} names {max(value, key=list(value).count)!r} twice")

@@ -16,6 +16,7 @@ ORDER_VERSION = 1
 DEFAULT_STREAMS = 960
 DEFAULT_CHUNK_SIZE = 16
 DEFAULT_WINDOW = 16
+EPOCH_BITS = 62  # that an epoch's number may have
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -24,6 +25,7 @@ CHUNK_WORD = 1  # the third word of a key: what is keyed
 ROW_WORD = 2
 TRANSFORM_WORD = 3
 
+_LAST_KEY = np.uint64(0xFFFFFFFFFFFFFFFF)
 _KEYS_AT_ONCE = 1 << 20  # bounds the memory of one call
 
 
@@ -80,6 +82,10 @@ class Order:
     shuffle: bool
     streams: int
     window: int
+
+    def chunks(self, rows: Int64s) -> Int64s:
+        """The chunk that each of `rows` lies in, counted in the manifests' order."""
+        return np.searchsorted(self.bounds, rows, side="right") - 1
 
     def of_epoch(self, epoch: int) -> EpochOrder:
         """The order of one epoch; costs a sort of the chunks if it is shuffled."""
@@ -146,8 +152,8 @@ class ShuffledOrder:
         """Of each block of `size` places from `first`: which one is sorted to place `wanted`."""
         inside = np.arange(min(self.window, int(size.max(initial=1))), dtype=np.int64)
         block_keys = keys(self.seed, self.epoch, ROW_WORD, first[:, None] + inside)
-        outside = inside >= size[:, None]
-        ranked = np.lexsort((block_keys, outside), axis=-1)  # what is outside a block goes last
+        block_keys[inside >= size[:, None]] = _LAST_KEY  # what is outside a block goes last
+        ranked = np.argsort(block_keys, axis=-1, kind="stable")
         drawn: Int64s = np.take_along_axis(ranked, wanted[:, None], axis=1)[:, 0]
         return drawn
 

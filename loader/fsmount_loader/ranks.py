@@ -14,6 +14,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from fsmount.errors import PlanError, RankMismatchError
+from fsmount_loader.options import whole
 
 
 class _Store(Protocol):
@@ -51,8 +52,10 @@ def find_placement(
     if rank is not None and world_size is not None:
         if group is not None:
             raise PlanError("give rank and world_size, or process_group, not both")
-        return Placement(rank, world_size)
+        return _placement("rank", rank, "world_size", world_size)
     if dist.is_available() and dist.is_initialized():
+        if not isinstance(group, dist.ProcessGroup | None):
+            raise PlanError(f"process_group must be a group that this rank is in, not {group!r}")
         peers = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
         return Placement(dist.get_rank(group), dist.get_world_size(group), peers)
     if group is not None:
@@ -65,9 +68,14 @@ def _from_environment() -> Placement:
     if rank is None and world_size is None:
         return Placement(0, 1)
     try:
-        return Placement(int(rank or ""), int(world_size or ""))
+        given = int(rank or ""), int(world_size or "")
     except ValueError:
         raise PlanError(f"RANK={rank!r} and WORLD_SIZE={world_size!r} in the environment") from None
+    return _placement("RANK", given[0], "WORLD_SIZE", given[1])
+
+
+def _placement(name: str, rank: object, of: str, world_size: object) -> Placement:
+    return Placement(whole(name, rank, 0, 31), whole(of, world_size, 1, 31))
 
 
 def agree(placement: Placement, mine: Mapping[str, object], timeout: float) -> None:

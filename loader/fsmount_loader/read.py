@@ -42,20 +42,23 @@ def coalesce(
 
     Payloads up to `threshold` bytes apart are read through, others sought.
     """
+    order = np.lexsort((offset, shard))
+    starts, ends = offset[order].tolist(), (offset + size)[order].tolist()
     places: list[int] = []
-    start = stop = 0
-    for place in np.lexsort((offset, shard)).tolist():
-        here, end = int(offset[place]), int(offset[place] + size[place])
-        near = here - stop <= threshold and max(stop, end) - start <= _RUN_MAX
-        if places and not (near and shard[places[0]] == shard[place]):
-            yield Run(int(shard[places[0]]), start, stop, tuple(places))
+    now = start = stop = 0
+    for place, of, here, end in zip(
+        order.tolist(), shard[order].tolist(), starts, ends, strict=True
+    ):
+        near = of == now and here - stop <= threshold and max(stop, end) - start <= _RUN_MAX
+        if places and not near:
+            yield Run(now, start, stop, tuple(places))
             places = []
         if not places:
-            start = stop = here
+            now, start, stop = of, here, here
         places.append(place)
         stop = max(stop, end)
     if places:
-        yield Run(int(shard[places[0]]), start, stop, tuple(places))
+        yield Run(now, start, stop, tuple(places))
 
 
 class ShardFiles:
@@ -150,18 +153,25 @@ class Reader:
         can't be read after all retries; both name shard, key and offset.
         """
         r = self._plan.rows
-        for run in coalesce(r.shard[rows], r.offset[rows], r.size[rows], self._threshold):
+        shard, offset, size = r.shard[rows], r.offset[rows], r.size[rows]
+        offsets, sizes, checksums = offset.tolist(), size.tolist(), r.checksum[rows].tolist()
+        for run in coalesce(shard, offset, size, self._threshold):
             data = self._attempt(run.shard, run.start, run.stop)
             for place in run.places:
-                row = int(rows[place])
-                at = int(r.offset[row]) - run.start
-                payload = data[at : at + int(r.size[row])]
-                yield place, payload if self._intact(row, payload) else self._again(row)
+                at = offsets[place] - run.start
+                payload = data[at : at + sizes[place]]
+                intact = _intact(payload, sizes[place], checksums[place])
+                yield place, payload if intact else self._again(int(rows[place]))
 
-    def announce(self, rows: Int64s) -> None:
-        """Have the kernel fetch what `payloads` of `rows` would read."""
+    def announce(self, first: int, end: int) -> None:
+        """Have the kernel fetch what `payloads` of the rows from `first` to `end` would read."""
         r = self._plan.rows
-        for run in coalesce(r.shard[rows], r.offset[rows], r.size[rows], self._threshold):
+        shard, offset, size = r.shard[first:end], r.offset[first:end], r.size[first:end]
+        gaps = offset[1:] - offset[:-1] - size[:-1]
+        if np.all((gaps >= 0) & (gaps <= self._threshold)) and shard[0] == shard[-1]:  # as a rule
+            self._files.announce(int(shard[0]), int(offset[0]), int(offset[-1] + size[-1]))
+            return
+        for run in coalesce(shard, offset, size, self._threshold):
             self._files.announce(run.shard, run.start, run.stop)
 
     def _attempt(self, shard: int, start: int, stop: int) -> memoryview:
@@ -174,24 +184,19 @@ class Reader:
         except OSError:
             return buffer[:0]
 
-    def _intact(self, row: int, payload: memoryview) -> bool:
-        r = self._plan.rows
-        if len(payload) != int(r.size[row]):
-            return False
-        return xxhash.xxh3_64_intdigest(payload) == int(r.checksum[row])
-
     def _again(self, row: int) -> memoryview | FsmountError:
         """Read one payload alone, twice if it is not right, and after errors up to the retries."""
         r = self._plan.rows
         shard, start = int(r.shard[row]), int(r.offset[row])
         buffer = memoryview(bytearray(int(r.size[row])))
+        checksum = int(r.checksum[row])
         for trial in range(2):
             self._files.forget(shard, start, start + len(buffer))
             try:
                 got = self._retried(shard, start, buffer)
             except OSError as error:
                 return LoadError(f"{self.where(row)}: {error.strerror or error}")
-            if self._intact(row, buffer[:got]):
+            if _intact(buffer[:got], len(buffer), checksum):
                 return buffer
             _log.warning("%s: damaged at attempt %d", self.where(row), trial + 2)
         if got < len(buffer):
@@ -218,3 +223,7 @@ class Reader:
             f"{self._plan.shards[int(r.shard[row])]}: sample {self._plan.key(row)!r} "
             f"at offset {int(r.offset[row])}"
         )
+
+
+def _intact(payload: memoryview, size: int, checksum: int) -> bool:
+    return len(payload) == size and xxhash.xxh3_64_intdigest(payload) == checksum

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from fsmount.errors import StateMismatchError
-from fsmount_loader.order import ORDER_VERSION
+from fsmount.errors import PlanError, StateMismatchError
+from fsmount_loader.options import whole
+from fsmount_loader.order import EPOCH_BITS, ORDER_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,20 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """An identity, and the position in an epoch up to which the training loop has consumed it."""
+    """An identity, and the position in an epoch up to which the training loop has consumed it.
+
+    Raises PlanError if there can be no such epoch or position.
+    """
 
     identity: Identity
     epoch: int
     position: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epoch", whole("epoch", self.epoch, 0, EPOCH_BITS))
+        object.__setattr__(self, "position", whole("position", self.position))
+        if self.position > self.identity.samples:
+            raise PlanError(f"position={self.position} of {self.identity.samples} samples")
 
     def to_dict(self) -> dict[str, Any]:
         """The state as a JSON object."""
@@ -47,16 +57,13 @@ class State:
             if saved != here:
                 raise StateMismatchError(f"the state has {field.name}={saved!r}, this is {here!r}")
         epoch, position = _get(value, "epoch"), _get(value, "position")
-        if not (_count(epoch) and _count(position) and position <= mine.samples):
-            raise StateMismatchError(f"not a state: epoch {epoch!r}, position {position!r}")
-        return cls(mine, epoch, position)
+        try:
+            return cls(mine, epoch, position)
+        except PlanError as error:
+            raise StateMismatchError(f"not a state: {error}") from None
 
 
 def _get(value: Mapping[str, Any], name: str) -> Any:
     if not isinstance(value, Mapping) or name not in value:
         raise StateMismatchError(f"not a state: it has no {name!r}")
     return value[name]
-
-
-def _count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62

@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from fsmount.errors import PlanError
 from fsmount_loader.order import TRANSFORM_WORD, Int64s, keys
 
 PerSample = Callable[[Mapping[str, Any], np.random.Generator], Mapping[str, Any]]
@@ -41,6 +42,14 @@ class Generators(Sequence[np.random.Generator]):
         return np.random.Generator(np.random.PCG64(int(self._keys[place])))
 
 
+def returned(value: object) -> Mapping[str, Any]:
+    """What a transform, or a function of one sample, returned; PlanError if it is no mapping."""
+    if not isinstance(value, Mapping):
+        kind = "None" if value is None else type(value).__name__
+        raise PlanError(f"a transform must return a mapping of names to values, not {kind}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class per_sample:  # noqa: N801 - used as a function
     """Make a transform of batches from a function of one sample and its generator.
@@ -54,7 +63,7 @@ class per_sample:  # noqa: N801 - used as a function
     def __call__(self, batch: Mapping[str, Any], generators: Generators) -> Mapping[str, Any]:
         """The batch of what the function returns for each sample."""
         samples = [
-            self.function({name: value[place] for name, value in batch.items()}, generator)
+            returned(self.function({n: value[place] for n, value in batch.items()}, generator))
             for place, generator in enumerate(generators)
         ]
         return {name: _joined([sample[name] for sample in samples]) for name in samples[0]}

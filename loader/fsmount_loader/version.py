@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fsmount.errors import FormatError, IntegrityError, LoadError, PlanError
 from fsmount.formats import document, keyset, table
@@ -15,48 +14,70 @@ from fsmount.model import ObjectRef, Partition, VersionDocument
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
 class VersionFiles:
-    """The files of one version under the directory `root`."""
+    """The files of one version under the directory `root`. Immutable, can be pickled."""
 
-    root: str
-    document: VersionDocument
-    partitions: tuple[Partition, ...]
+    def __init__(self, root: str, document: VersionDocument) -> None:
+        self.root = root
+        self.document = document
+        self._partitions: tuple[Partition, ...] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VersionFiles, (self.root, self.document)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> VersionFiles:
-        """Read the document and the partition table.
+    def open(cls, path: str | bytes | os.PathLike[str]) -> VersionFiles:
+        """Read the document.
 
-        Raises PlanError if `path` is no version, IntegrityError or FormatError if its files are not
-        what they should be, LoadError if they can't be read.
+        Raises PlanError if `path` is no version, FormatError if its document is not what it should
+        be, LoadError if it can't be read.
         """
-        root = os.path.abspath(os.fspath(path))
+        try:
+            root = os.path.abspath(os.fsdecode(path))
+        except TypeError:
+            raise PlanError(f"path must be the path of a version, not {path!r}") from None
         if not os.path.isfile(os.path.join(root, "VERSION.json")):
             raise PlanError(f"not a mounted version: {root}{_versions_below(root)}")
         path = os.path.join(root, "VERSION.json")
-        doc = _decoded(path, document.decode, _read(path))
-        path = os.path.join(root, "partitions.parquet")
-        found = _decoded(path, table.decode, _read_checked(path, doc.table))
-        return cls(root, doc, found.partitions)
+        return cls(root, _decoded(path, document.decode, _read(path)))
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """The partition table, read when it is first asked for; errors as `open`."""
+        if self._partitions is None:
+            path = self.path("partitions.parquet")
+            data = _read_checked(path, self.document.table)
+            self._partitions = _decoded(path, table.decode, data).partitions
+        return self._partitions
+
+    def path(self, name: str) -> str:
+        """The path of a file of this version."""
+        return os.path.join(self.root, name)
 
     def manifest(self, partition: Partition) -> bytes:
         """The bytes of a partition's manifest, which have its digest; errors as `open`."""
-        path = os.path.join(self.root, "manifests", f"{partition.id}.parquet")
-        return _read_checked(path, partition.manifest)
+        return _read_checked(self.path(f"manifests/{partition.id}.parquet"), partition.manifest)
 
-    def shard_path(self, partition: Partition, shard: int) -> str:
-        """The path of a partition's shard, counted from 0."""
-        return os.path.join(self.root, "shards", partition.id, f"{shard:06d}.tar")
+    def shard(self, partition: Partition, shard: int) -> str:
+        """A partition's shard, counted from 0, as a path from the root."""
+        return f"shards/{partition.id}/{shard:06d}.tar"
 
     def keyset(self, name: str) -> Sequence[str]:
         """The keys of a key-set; PlanError naming those that are there if `name` is not."""
-        folder = os.path.join(self.root, "keysets")
+        path = self._keyset_path(name)
+        return _decoded(path, keyset.decode_keys, _read(path))
+
+    def keyset_digest(self, name: str) -> str:
+        """The SHA-256 of a key-set's file; errors as `keyset`."""
+        return hashlib.sha256(_read(self._keyset_path(name))).hexdigest()
+
+    def _keyset_path(self, name: str) -> str:
+        folder = self.path("keysets")
         found = sorted(entry.removesuffix(".parquet") for entry in _entries(folder))
         if name not in found:
             there = f"there are {', '.join(found)}" if found else "there are none"
             raise PlanError(f"no keyset {name!r} in {self.root}; {there}")
-        path = os.path.join(folder, f"{name}.parquet")
-        return _decoded(path, keyset.decode_keys, _read(path))
+        return os.path.join(folder, f"{name}.parquet")
 
 
 def _versions_below(root: str) -> str:
@@ -67,7 +88,7 @@ def _versions_below(root: str) -> str:
 def _entries(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:
+    except (OSError, ValueError):  # a zero byte is a ValueError
         return []
 
 
@@ -79,6 +100,21 @@ def _read(path: str) -> bytes:
         raise LoadError(f"{path}: {error.strerror}") from error
 
 
+def _read_at_most(path: str, size: int) -> bytes:
+    """As `_read`, with few system calls: there are thousands of manifests."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.read(file, size)
+            while len(data) < size and (more := os.read(file, size - len(data))):
+                data += more
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise LoadError(f"{path}: {error.strerror}") from error
+    return data
+
+
 def _decoded(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
     try:
         return decode(data)
@@ -87,7 +123,7 @@ def _decoded(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def _read_checked(path: str, ref: ObjectRef) -> bytes:
-    data = _read(path)
+    data = _read_at_most(path, ref.size + 1)
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.digest:
         raise IntegrityError(f"{path}: not the object sha256:{ref.digest}")
     return data

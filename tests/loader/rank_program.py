@@ -38,12 +38,13 @@ def main() -> None:
     one, other, out = sys.argv[1:]
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
-    group = dist.new_group([1, 0])
+    group, lone = dist.new_group([1, 0]), dist.new_group([0])
     quick: dict[str, Any] = {"batch_size": 3, "agreement_timeout": 60}
     results = {
         "train": outcome(lambda: train(one)),
         "evaluate": outcome(lambda: evaluate(one)),
         "group": outcome(lambda: len(ShardDataset(one, process_group=group, **quick))),
+        "outside": outcome(lambda: len(ShardDataset(one, process_group=lone, **quick))),
         "version": outcome(lambda: ShardDataset(one if rank else other, **quick)),
         "seed": outcome(lambda: ShardDataset(one, seed=rank, **quick)),
         "missing": outcome(lambda: ShardDataset(one + "x" * rank, **quick)),

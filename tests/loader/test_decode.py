@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,41 @@ def test_a_payload_that_is_not_the_member_it_should_be() -> None:
     ):
         with pytest.raises(IntegrityError):
             decoder.into(row, memoryview(wrong), 0)
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_decompression_stops_behind_the_last_field_wanted(contiguous: bool, tmp_path: Path) -> None:
+    """zstd has blocks of up to 128 KiB; what lies beyond the last one needed is 250 KB."""
+    random = np.random.default_rng(0)
+    samples = [
+        {"a": random.random(20_000), "b": random.random(120_000).astype("f4"), "c": np.array([n])}
+        for n in range(3)
+    ]
+    schema = sample.read_schema(sample.encode(samples[0]))
+    whole, first = Layout.of([schema], None), Layout.of([schema], ["a"])
+    assert whole.decoded == whole.raw_size
+    assert first.decoded[0] == 160_000 + len(schema.header) < first.raw_size[0]
+    assert Layout.of([schema], ["b"]) == dataclasses.replace(whole, fields=whole.fields[1:2])
+    payload = sample.compress(sample.encode(samples[0]), 3)
+    row = memoryview(bytearray(first.pitch))
+    Decoder(first).into(row, memoryview(payload[:-200_000]), 0)  # what is behind is not looked at
+    assert bytes(row[first.start :][:160_000]) == samples[0]["a"].tobytes()
+    batch = load(tmp_path, samples, fields=["a"], contiguous=contiguous)
+    assert set(batch) == {"a", "__valid__"}
+    assert batch["a"].numpy().tobytes() == np.stack([one["a"] for one in samples]).tobytes()
+
+
+def test_a_payload_is_left_as_it_was_and_its_own_checksum_passed_over() -> None:
+    member = sample.encode({"x": np.arange(100.0)})
+    layout = Layout.of([sample.read_schema(member)], None)
+    payload = bytearray(sample.compress(member, 3))
+    payload[-1] ^= 1  # of zstd's checksum; the loader has checked the payload's already
+    before, row = bytes(payload), memoryview(bytearray(layout.pitch))
+    Decoder(layout).into(row, memoryview(payload), 0)
+    assert bytes(row[: len(member)]) == member
+    assert payload == before
+    with pytest.raises(IntegrityError):
+        Decoder(layout).into(row, memoryview(before), 0)  # it can't be passed over here
 
 
 def test_alignment_lets_every_field_be_a_view() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_dataset import ALL, all_numbers
+from test_dataset import all_numbers
 from torch.utils.data import DataLoader
 
-from fsmount.errors import PlanError
 from fsmount_loader import ShardDataset, ShardLoader
 from fsmount_loader.epochs import Epochs
 
@@ -104,11 +103,3 @@ def test_positions_and_epochs_that_are_set() -> None:
     assert epochs.begin() == (4, 18)
     epochs.set_position(4, 18, finished=True)
     assert [epochs.begin(), epochs.begin()] == [(5, 0), (6, 0)]
-
-
-@pytest.mark.parametrize("epoch", [-1, 1 << 62])
-def test_epochs_that_are_none(small: Path, epoch: int) -> None:
-    data = ShardDataset(small, batch_size=3)
-    with pytest.raises(PlanError, match="epoch must be"):
-        data.set_epoch(epoch)
-    assert sorted(all_numbers(data)) == ALL

@@ -80,6 +80,18 @@ def test_any_position_can_be_computed_alone(
     assert one.rows(np.array(positions, np.int64)).tolist() == whole[positions].tolist()
 
 
+@pytest.mark.parametrize("streams", [1, 7, 2**31 - 1])
+def test_the_largest_windows_do_not_overflow(streams: int) -> None:
+    most = 2**31 - 1
+    rows = [10, 1, 7, 5]
+    found = epoch_of(rows, most, streams, most, seed=2**64 - 1, epoch=2**62 - 1).rows(np.arange(23))
+    few = min(streams, 23)  # more streams than rows: each has one row, or none
+    wanted = reference_order.epoch_order(
+        rows, chunk_size=most, streams=few, window=most, seed=2**64 - 1, epoch=2**62 - 1
+    )
+    assert found.tolist() == wanted
+
+
 def test_many_positions_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     one = epoch_of([100, 100], 16, 4, 16, 1, 1)
     whole = one.rows(np.arange(200)).tolist()

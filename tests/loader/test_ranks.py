@@ -52,6 +52,12 @@ def test_a_process_group_can_be_given(outcomes: list[dict[str, Any]]) -> None:
     assert [outcome["group"] for outcome in outcomes] == [3, 3]
 
 
+def test_a_rank_outside_of_the_group_is_told_so(outcomes: list[dict[str, Any]]) -> None:
+    inside, outside = (outcome["outside"] for outcome in outcomes)
+    assert inside == 6
+    assert outside.startswith("PlanError: process_group must be a group that this rank is in")
+
+
 def test_another_version_is_an_error_on_all(outcomes: list[dict[str, Any]]) -> None:
     for outcome in outcomes:
         assert outcome["version"].startswith("RankMismatchError: ranks disagree: selection: ")

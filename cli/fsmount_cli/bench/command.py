@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from fsmount_cli.bench.load import load
+from fsmount_cli.bench.mount import mount
+from fsmount_cli.bench.pack import pack
 
 
 @click.group()
@@ -13,3 +15,5 @@ def bench() -> None:
 
 
 bench.add_command(load)
+bench.add_command(mount)
+bench.add_command(pack)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -65,6 +66,7 @@ class BenchError(FsmountError):
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw the result (matplotlib).")
 def load(
     version: str,
+    *,
     npz: str | None,
     batch_size: int,
     samples: int,
@@ -167,7 +169,7 @@ def _run(name: str, contestant: subprocess.Popen[str]) -> Run:
     except BrokenPipeError:
         pass  # its answer, or the lack of one, tells
     line = contestant.stdout.readline()
-    answer = json.loads(line) if line else {"error": f"exited with code {contestant.wait()}"}
+    answer: Any = json.loads(line) if line else {"error": f"exited with code {contestant.wait()}"}
     if "error" in answer:
         raise BenchError(f"{name}: {answer['error']}")
     run: Run = answer
@@ -196,8 +198,7 @@ def _plot(result: Mapping[str, Any], path: str) -> None:
     if find_spec("matplotlib") is None:
         click.echo("no plot: matplotlib is not installed", err=True)
         return
-    import matplotlib.pyplot as plt  # noqa: PLC0415 - optional
-
+    plt: Any = import_module("matplotlib.pyplot")
     figure, axes = plt.subplots(figsize=(8, 0.4 * len(result["medians"]) + 1.5))
     names = list(result["medians"])[::-1]
     axes.barh(names, [result["medians"][name]["samples_per_second"] for name in names])

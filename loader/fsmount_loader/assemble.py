@@ -1,0 +1,170 @@
+"""Planned batches into blocks: read, checked and decoded, with everything small behind the rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fsmount.errors import FsmountError, IntegrityError
+from fsmount_loader.batch import Batch, Parts, View
+from fsmount_loader.blocks import Recycler, Take
+from fsmount_loader.decode import Decoder, Layout
+from fsmount_loader.epochs import Skipped
+from fsmount_loader.options import Options
+from fsmount_loader.order import Int64s
+from fsmount_loader.plan import Plan
+from fsmount_loader.read import Reader
+from fsmount_loader.transform import Generators, returned
+
+_log = logging.getLogger("fsmount_loader")
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A batch before it is read."""
+
+    positions: Int64s
+    rows: Int64s
+    valid: npt.NDArray[np.bool_]
+
+
+class Assembler:
+    """Builds batches from planned ones. One process's own; not thread-safe."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        reader: Reader,
+        *,
+        take: Take,
+        epoch: int,
+        skipped: Skipped,
+        worker: int,
+    ) -> None:
+        self._plan = plan
+        self._options = options
+        self._reader = reader
+        self._take = take
+        self._epoch = epoch
+        self._skipped = skipped
+        self._worker = worker
+        self._decoder = Decoder(plan.layout)
+        self._scratch = Recycler()  # for rows that are then packed
+        self._shape: _Shape | None = None
+
+    def parts(self, planned: Planned) -> Parts:
+        """Read, check, decode and transform one batch; errors are the reader's or a transform's."""
+        parts = self._parts(planned)
+        transform = self._options.transform
+        if transform is None:
+            return parts
+        batch = parts.together()
+        valid = batch["__valid__"]
+        seed, epoch = self._options.seed, self._epoch
+        generators = Generators(seed, epoch, planned.positions)
+        changed = Batch(returned(transform(batch, generators)))
+        changed.setdefault("__valid__", valid)
+        return Parts.of(changed)
+
+    def _parts(self, planned: Planned) -> Parts:
+        shape = self._shape
+        if shape is None or shape.samples != len(planned.rows):
+            contiguous = self._options.contiguous
+            shape = _Shape.of(self._plan, len(planned.rows), contiguous=contiguous)
+            self._shape = shape
+        valid = planned.valid.copy()
+        block = self._take(shape.size)
+        if shape.packed:
+            rows = self._scratch.take(shape.rows_size)
+            self._decode_all(rows, planned.rows, valid)
+            for field in self._plan.layout.fields:
+                source = field.strided(shape.samples, self._plan.layout.pitch)
+                shape.views[field.name].of(block).copy_(source.of(rows))
+        else:
+            self._decode_all(block, planned.rows, valid)
+        shape.views["__valid__"].of(block).numpy()[:] = valid
+        items = dict.fromkeys(shape.names)
+        for name, values in self._plan.columns.items():
+            if name in shape.views:
+                np.take(values, planned.rows, out=shape.views[name].of(block).numpy())
+            else:
+                items[name] = [values[row].as_py() for row in planned.rows.tolist()]
+        return Parts(items, (block,), shape.views)
+
+    def _decode_all(self, block: torch.Tensor, rows: Int64s, valid: npt.NDArray[np.bool_]) -> None:
+        """Decode members into their rows; one that is skipped is zeros and marked in `valid`."""
+        pitch, into = self._plan.layout.pitch, self._decoder.into
+        schemas = self._plan.rows.schema[rows].tolist()
+        memory = memoryview(block.numpy())  # type: ignore[arg-type]
+        for place, payload in self._reader.payloads(rows):
+            row = memory[place * pitch : (place + 1) * pitch]
+            try:
+                if isinstance(payload, FsmountError):
+                    raise payload
+                into(row, payload, schemas[place])
+            except FsmountError as error:
+                self._failed(error, payload, int(rows[place]))
+                row[:] = bytes(pitch)
+                valid[place] = False
+
+    def _failed(self, error: FsmountError, payload: object, row: int) -> None:
+        """Raise an error with its place, or count a sample as skipped."""
+        if error is not payload:
+            error = IntegrityError(f"{self._reader.where(row)}: {error}")
+        if self._options.on_error == "raise":
+            raise error
+        _log.warning("skipped: %s", error)
+        self._skipped.add(self._worker, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What batches of one size have in common: the block's size, and where everything lies in it.
+
+    The rows, or the packed fields, come first, then `__valid__` and the columns of numbers.
+    """
+
+    samples: int
+    packed: bool
+    size: int  # of the block
+    rows_size: int  # of the rows alone
+    names: tuple[str, ...]  # of the batch, in order
+    views: Mapping[str, View]
+
+    @classmethod
+    def of(cls, plan: Plan, samples: int, *, contiguous: bool) -> _Shape:
+        layout = plan.layout
+        views: dict[str, View] = {}
+        end = rows_size = samples * layout.pitch
+        if contiguous:
+            end = _place_packed(layout, samples, views)
+        else:
+            views |= {field.name: field.strided(samples, layout.pitch) for field in layout.fields}
+        small = {"__valid__": np.dtype(np.bool_)}
+        small |= {n: v.dtype for n, v in plan.columns.items() if isinstance(v, np.ndarray)}
+        for name, dtype in small.items():
+            kind = torch.from_numpy(np.empty(0, dtype)).dtype
+            views[name] = View(0, kind, end // dtype.itemsize, (samples,), (1,))
+            end += _aligned(samples * dtype.itemsize)
+        names = (*(field.name for field in layout.fields), "__valid__", *plan.columns)
+        return cls(samples, contiguous, end, rows_size, names, views)
+
+
+def _place_packed(layout: Layout, samples: int, views: dict[str, View]) -> int:
+    end = 0
+    for field in layout.fields:
+        views[field.name] = field.packed(samples, end)
+        end += _aligned(samples * field.nbytes)
+    return end
+
+
+def _aligned(size: int) -> int:
+    return size + -size % _ALIGNMENT

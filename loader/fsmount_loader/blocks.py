@@ -1,0 +1,92 @@
+"""Blocks of memory that batches lie in, used again once nothing refers to them.
+
+A fresh block costs more than decompressing into it: the kernel clears each page at first touch. So
+a block is lent as a tensor over an array of its own; when the last view of the tensor's storage is
+gone, the array dies, and a weak reference to it says so.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[np.uint8]
+Take = Callable[[int], torch.Tensor]  # bytes -> uint8 [bytes], a whole storage, not cleared
+
+_SPARE_MAX = 4  # blocks that wait to be used again
+_LENT_MAX = 512  # blocks in use; a process can have 65,530 mappings
+
+
+def map_block(nbytes: int, file: int = -1) -> mmap.mmap:
+    """Map `nbytes` of `file`, or new memory that no other process sees."""
+    memory = mmap.mmap(file, max(nbytes, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def anonymous_file(nbytes: int) -> int:
+    """The descriptor of a new file of `nbytes` that has no name; a memfd where there is such."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("fsmount-loader")
+    else:
+        with tempfile.TemporaryFile() as named:
+            file = os.dup(named.fileno())
+    os.truncate(file, nbytes)
+    return file
+
+
+def lend(
+    memory: mmap.mmap, nbytes: int, returned: Callable[[], object]
+) -> tuple[torch.Tensor, weakref.ref[Array]]:
+    """The first `nbytes` of `memory` as a tensor; `returned` is called when its storage is gone.
+
+    It may be called in any thread. The weak reference, which has to be kept for that, is dead then.
+    """
+    array = np.frombuffer(memory, np.uint8, nbytes)
+    return torch.from_numpy(array), weakref.ref(array, lambda _: returned())
+
+
+class Recycler:
+    """Takes blocks of this process's own memory, each again when no tensor uses it any more."""
+
+    def __init__(self) -> None:
+        self._spare: deque[mmap.mmap] = deque()
+        self._lent: dict[int, weakref.ref[Array]] = {}
+        self._count = 0
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """A block that nothing else uses: uint8 [nbytes], a whole storage, its content undefined.
+
+        May be dropped before its blocks are.
+        """
+        if len(self._lent) >= _LENT_MAX:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        memory = self._spared(nbytes) or map_block(nbytes)
+        spare, lent, number = self._spare, self._lent, self._count
+
+        def returned() -> None:
+            del lent[number]
+            if len(spare) < _SPARE_MAX:
+                spare.append(memory)
+
+        self._count += 1
+        block, lent[number] = lend(memory, nbytes, returned)
+        return block
+
+    def _spared(self, nbytes: int) -> mmap.mmap | None:
+        while self._spare:
+            memory = self._spare.pop()
+            if len(memory) >= nbytes:
+                return memory
+        return None

@@ -1,0 +1,226 @@
+"""Batches from a worker process to the trainer, in blocks of memory that both map.
+
+A block is a memfd: containers have 64 MB of /dev/shm, and nothing is left behind whoever dies. The
+worker makes it and sends its descriptor once. The trainer lends it to the training loop and sends
+its number back when no tensor uses it any more; then the worker fills it again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+
+from fsmount_loader.batch import Batch, Parts, View
+from fsmount_loader.blocks import Array, anonymous_file, lend, map_block
+
+_ALIGNMENT = 64
+_KEPT_MAX = 512  # blocks of a worker that may be kept; a process can have 65,530 mappings
+
+
+class _Message(NamedTuple):
+    """A batch. The descriptors of its fresh blocks follow."""
+
+    fresh: list[tuple[int, int]]  # number and size of blocks that the trainer has not met
+    dropped: list[int]  # blocks that will not come again
+    places: list[tuple[int, int]]  # the batch's blocks: number, and bytes of it in use
+    views: bytes | None  # pickled; None: as in the message before
+    items: Mapping[str, Any]
+
+
+class Packed(NamedTuple):
+    """A batch on its way: the pickled message, and the numbers of its blocks."""
+
+    message: bytes
+    blocks: list[int]
+
+
+@dataclass(slots=True)
+class _Block:
+    """A worker's block."""
+
+    memory: mmap.mmap
+    file: int  # its descriptor until it is sent, then -1
+    address: int = 0
+    used: weakref.ref[Array] | None = None  # by a tensor in this process
+
+
+class Sender:
+    """The worker's end. Not thread-safe."""
+
+    def __init__(self, connection: Connection, spare_max: int) -> None:
+        self._connection = connection
+        self._spare_max = spare_max  # blocks that wait to be filled again
+        self._blocks: dict[int, _Block] = {}
+        self._free: list[int] = []
+        self._taken: list[int] = []  # since the last batch
+        self._dropped: list[int] = []
+        self._count = 0
+        self._views = b""
+
+    def ordered(self) -> bool:
+        """Wait until one more batch is wanted; False: none will be. EOFError if nobody is there."""
+        order = self._connection.recv_bytes()
+        if order:
+            self._free += pickle.loads(order)  # noqa: S301 - from the process that made this one
+            self._drop_surplus()
+        return bool(order)
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """A block that neither process uses; as Recycler.take."""
+        number = self._fitting(nbytes)
+        if number is None:
+            number = self._make(nbytes)
+        self._taken.append(number)
+        block = self._blocks[number]
+        tensor, block.used = lend(block.memory, nbytes, lambda: None)
+        block.address = tensor.data_ptr()
+        return tensor
+
+    def pack(self, parts: Parts) -> Packed:
+        """A batch as it is sent; what lies in no block taken for it is copied into one.
+
+        Raises what pickling raises.
+        """
+        places, views = self._placed(parts)
+        fresh = [(n, len(self._blocks[n].memory)) for n, _ in places if self._blocks[n].file >= 0]
+        items = {name: None if name in views else item for name, item in parts.items.items()}
+        pickled = pickle.dumps(views)
+        told = None if pickled == self._views else pickled
+        message = pickle.dumps(_Message(fresh, self._dropped, places, told, items))
+        self._views, self._dropped = pickled, []
+        return Packed(message, [number for number, _ in places])
+
+    def send(self, batch: Packed) -> None:
+        """Send a batch; OSError if nobody is there."""
+        self._connection.send_bytes(batch.message)
+        for block in (self._blocks[number] for number in batch.blocks):
+            if block.file >= 0:
+                reduction.send_handle(self._connection, block.file, 0)
+                os.close(block.file)
+                block.file = -1
+        self._free += [number for number in self._taken if number not in batch.blocks]
+        self._taken = []
+
+    def fail(self, error: Exception) -> None:
+        """Have the trainer raise `error` in place of the next batch."""
+        self._connection.send_bytes(pickle.dumps(error))
+
+    def _fitting(self, nbytes: int) -> int | None:
+        """The smallest free block of `nbytes` that no tensor uses here either, no more free."""
+        fitting = [
+            (len(block.memory), number)
+            for number in self._free
+            if len((block := self._blocks[number]).memory) >= nbytes and not _in_use(block)
+        ]
+        if not fitting:
+            return None
+        _, number = min(fitting)
+        self._free.remove(number)
+        return number
+
+    def _make(self, nbytes: int) -> int:
+        file = anonymous_file(max(nbytes, 1))
+        self._count += 1
+        self._blocks[self._count] = _Block(map_block(nbytes, file), file)
+        return self._count
+
+    def _drop_surplus(self) -> None:
+        while len(self._free) > self._spare_max:
+            number = self._free.pop(0)
+            block = self._blocks.pop(number)
+            if block.file >= 0:
+                os.close(block.file)
+            else:
+                self._dropped.append(number)
+
+    def _placed(self, parts: Parts) -> tuple[list[tuple[int, int]], dict[str, View]]:
+        """Where the batch's blocks lie, and its views of those."""
+        mine = {self._blocks[number].address: number for number in self._taken}
+        inside = [block.data_ptr() in mine for block in parts.blocks]
+        places = [
+            (mine[block.data_ptr()], block.nbytes)
+            for block, here in zip(parts.blocks, inside, strict=True)
+            if here
+        ]
+        if all(inside):
+            return places, dict(parts.views)
+        moved = {}  # of each block: its new place, and how far into it
+        end = here = 0
+        for old, block in enumerate(parts.blocks):
+            if inside[old]:
+                moved[old], here = (here, 0), here + 1
+            else:
+                moved[old] = (len(places), end)
+                end += block.nbytes + -block.nbytes % _ALIGNMENT
+        extra = self.take(end)
+        for old, (place, start) in moved.items():
+            if place == len(places):
+                extra[start : start + parts.blocks[old].nbytes] = parts.blocks[old].cpu()
+        views = {name: _shifted(view, *moved[view.block]) for name, view in parts.views.items()}
+        return [*places, (self._taken[-1], end)], views
+
+
+class Receiver:
+    """The trainer's end of one worker. Not thread-safe, but blocks may be dropped in any thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._memory: dict[int, mmap.mmap] = {}
+        self._lent: dict[int, weakref.ref[Array]] = {}
+        self._returned: deque[int] = deque()
+        self._views: dict[str, View] = {}
+
+    @property
+    def kept(self) -> int:
+        """Blocks that some tensor uses."""
+        return len(self._lent)
+
+    def order(self) -> None:
+        """Want one more batch; OSError if the worker is gone."""
+        returned = [self._returned.popleft() for _ in range(len(self._returned))]
+        self._connection.send_bytes(pickle.dumps(returned))
+
+    def receive(self) -> Batch | Exception:
+        """The next batch, or what the worker raised; EOFError or OSError if it is gone."""
+        message = pickle.loads(self._connection.recv_bytes())  # noqa: S301 - from our own child
+        if isinstance(message, Exception):
+            return message
+        for number in message.dropped:
+            del self._memory[number]
+        for number, size in message.fresh:
+            file = reduction.recv_handle(self._connection)
+            self._memory[number] = map_block(size, file)
+            os.close(file)
+        if message.views is not None:
+            self._views = pickle.loads(message.views)  # noqa: S301
+        blocks = tuple(self._lend(number, nbytes) for number, nbytes in message.places)
+        return Parts(message.items, blocks, self._views).together()
+
+    def _lend(self, number: int, nbytes: int) -> torch.Tensor:
+        lent, returned = self._lent, self._returned
+
+        def give_back() -> None:
+            del lent[number]
+            returned.append(number)
+
+        full = len(lent) >= _KEPT_MAX
+        block, lent[number] = lend(self._memory[number], nbytes, give_back)
+        return block.clone() if full else block
+
+
+def _in_use(block: _Block) -> bool:
+    return block.used is not None and block.used() is not None
+
+
+def _shifted(view: View, block: int, start: int) -> View:
+    return view._replace(block=block, offset=view.offset + start // view.dtype.itemsize)
