@@ -88,7 +88,8 @@ def run(args: Sequence[str]) -> int:
 def _invoke(args: Sequence[str]) -> int:
     """Run the command and return its exit code: what it returns if that is an int, else 0."""
     try:
-        result = cli.main(from_mount8(args, sys.argv[0]), prog_name="fsmount", standalone_mode=False)
+        words = from_mount8(args, sys.argv[0])
+        result = cli.main(words, prog_name="fsmount", standalone_mode=False)
     except click.UsageError as error:
         error.show()
         return error.exit_code

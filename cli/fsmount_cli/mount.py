@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from fsmount.mount import lifecycle, records
+from fsmount.mount import ending, lifecycle, records
 from fsmount.mount.records import Mounted
-from fsmount.mount.request import MountRequest
+from fsmount.mount.request import AUTO, DRIVERS, MountRequest
 from fsmount.vfs.reads import Verify
 from fsmount_cli.common import one_line, parse_store_ref, print_json, print_table
 
@@ -25,10 +25,11 @@ def _octal(ctx: click.Context, param: click.Parameter, text: str) -> int:
 @click.argument("mountpoint")
 @click.option(
     "--driver",
-    type=click.Choice(["auto", "fusepy"]),
-    default="auto",
+    type=click.Choice(DRIVERS),
+    default=AUTO,
     show_default=True,
-    help="What speaks FUSE; 'auto' takes the best there is.",
+    help="What speaks FUSE: kernel is fast and outlives its server, on Linux; fusepy needs "
+    "libfuse 2; 'auto' takes the first of them that can be had.",
 )
 @click.option("--foreground", is_flag=True, help="Serve until SIGTERM, SIGINT or umount.")
 @click.option(
@@ -38,6 +39,17 @@ def _octal(ctx: click.Context, param: click.Parameter, text: str) -> int:
     show_default=True,
     help="What is checked when an object is opened: that it is there and of the right size, or its "
     "digest as well, once for each object.",
+)
+@click.option(
+    "--passthrough/--no-passthrough",
+    default=True,
+    show_default=True,
+    help="Let the kernel read the objects itself, where it can.",
+)
+@click.option(
+    "--xattrs",
+    is_flag=True,
+    help="Show where files come from as extended attributes; makes `ls -l` slower.",
 )
 @click.option("--samples", is_flag=True, help="List samples/; it can be opened in any case.")
 @click.option("--allow-other", is_flag=True, help="Let other users in; default: only you.")
@@ -62,6 +74,8 @@ def mount(  # noqa: PLR0917 - click passes them by name
     driver: str,
     foreground: bool,
     verify: str,
+    passthrough: bool,
+    xattrs: bool,
     samples: bool,
     allow_other: bool,
     uid: int | None,
@@ -73,9 +87,9 @@ def mount(  # noqa: PLR0917 - click passes them by name
 
     REF is a tag, 'latest' (resolved once) or sha256:DIGITS, 8 or more digits of a partition table's
     digest. Without REF all versions are shown under versions/, new ones as they appear. MOUNTPOINT
-    is an empty directory. The command ends when the mount serves.
+    is an empty directory, or /dev/fd/N, an open descriptor of /dev/fuse that somebody else mounts.
+    The command ends when the mount serves.
     """
-    del driver  # there is one
     if not mountpoint or log == "":
         raise click.UsageError("MOUNTPOINT and --log can't be empty")
     store, ref = parse_store_ref(version)
@@ -90,6 +104,9 @@ def mount(  # noqa: PLR0917 - click passes them by name
         gid=gid,
         umask=umask,
         log=log,
+        driver=driver,
+        xattrs=xattrs,
+        passthrough=passthrough,
     )
     if foreground:
         lifecycle.serve_in_foreground(request, _note)
@@ -103,8 +120,8 @@ def mount(  # noqa: PLR0917 - click passes them by name
 @click.argument("mountpoint")
 @click.option("--lazy", is_flag=True, help="Detach at once, whoever uses it.")
 def umount(mountpoint: str, lazy: bool) -> None:
-    """Unmount MOUNTPOINT and wait until its server has ended (20 s at most)."""
-    note = lifecycle.umount(mountpoint, lazy=lazy)
+    """Unmount MOUNTPOINT and wait until its server has ended; one that hangs is killed."""
+    note = ending.umount(mountpoint, lazy=lazy)
     if note is not None:
         _note(note)
 
@@ -115,7 +132,7 @@ def mounts(as_json: bool) -> None:
     """List what is mounted, from what and since when (UTC)."""
     found = records.mounted()
     if as_json:
-        print_json([{**one.record.to_json(), "dead": one.dead} for one in found])
+        print_json([one.to_json() for one in found])
         return
     head = ("MOUNTPOINT", "STORE", "VERSION", "DRIVER", "SINCE", "SERVER")
     print_table(head, [_row(one) for one in found], numbers=set())

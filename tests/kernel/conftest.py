@@ -19,8 +19,10 @@ from fsmount.store import Store
 
 @pytest.fixture(scope="session", autouse=True)
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No mount of ours is left behind."""
-    yield
+    """Our own records; no mount of ours is left behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
+        yield
     base = f"{tmp_path_factory.getbasetemp()}/"
     for mount in reversed(all_mounts()):
         if mount.fstype == FSTYPE and mount.mountpoint.startswith(base):

@@ -12,6 +12,7 @@ from mounting import sweep
 
 from fsmount.model import Version
 from fsmount.mount import lifecycle
+from fsmount.mount.ending import umount
 from fsmount.mount.mountinfo import all_mounts
 from fsmount.mount.request import MountRequest
 from fsmount.store import Store
@@ -67,4 +68,4 @@ def mounter(mountpoint: str) -> Iterator[Callable[[MountRequest], str]]:
 
     yield mount
     if os.path.realpath(mountpoint) in {mount.mountpoint for mount in all_mounts()}:
-        lifecycle.umount(mountpoint, lazy=True)
+        umount(mountpoint, lazy=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -35,3 +36,11 @@ def fsmount(*args: str, **more: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         command, check=False, capture_output=True, text=True, timeout=60, **more
     )
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Ask again until it is true: what a mount shows may be a second old."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

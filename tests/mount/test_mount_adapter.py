@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,8 +228,9 @@ def test_mountinfo_is_read_as_it_was_meant(mountpoint: str, source: str) -> None
 
 def test_requests_and_answers_travel() -> None:
     request = MountRequest("/s\udcff", "v1", "/m", Verify.OPEN, True, True, 1, 2, 0o77, "/l")
+    request = replace(request, driver="kernel", xattrs=True, passthrough=False)
     assert MountRequest.from_json(request.to_json()) == request
-    answer = Answer("no\nway", "v1", ("a", "b"))
+    answer = Answer("no\nway", "v1", ("a", "b"), ("passthrough",), 7)
     assert "\n" not in answer.to_json()
     assert Answer.from_json(answer.to_json()) == answer
 

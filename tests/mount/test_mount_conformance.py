@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from fsmount.mount import lifecycle
-from fsmount.mount.request import MountRequest
+from fsmount.mount.ending import umount
+from fsmount.mount.request import FUSEPY, MountRequest
 from fsmount.store import Store
 from fsmount.testing.driver_suite import DriverSuite, MountedVersion, publish_sample_version
 
@@ -19,11 +20,11 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedVersion
     version = publish_sample_version(store, "v1")
     root = base / "mnt"
     root.mkdir()
-    lifecycle.mount(MountRequest(store.path, "v1", str(root)))
+    lifecycle.mount(MountRequest(store.path, "v1", str(root), driver=FUSEPY))
     try:
         yield MountedVersion(str(root), store, version)
     finally:
-        lifecycle.umount(str(root))
+        umount(str(root))
 
 
 @pytest.mark.mounted

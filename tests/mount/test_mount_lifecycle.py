@@ -11,25 +11,26 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from mounting import Mounter, fsmount, request_for, sweep
+from mounting import Mounter, fsmount, request_for, sweep, wait_for
 
 from fsmount.errors import MountError
 from fsmount.model import Version
-from fsmount.mount import lifecycle, records
+from fsmount.mount import ending, lifecycle, records
+from fsmount.mount.ending import umount
 from fsmount.mount.mountinfo import mount_at
-from fsmount.mount.request import MountRequest
+from fsmount.mount.request import FUSEPY, KERNEL, MountRequest
 from fsmount.store import Store
 from fsmount.testing import tiny
 
 pytestmark = pytest.mark.mounted
 
 NOBODY = 65534
+both_drivers = pytest.mark.parametrize("driver", [KERNEL, FUSEPY])
 
 
 def has_ended(pid: int, seconds: float = 10.0) -> bool:
@@ -42,11 +43,23 @@ def has_ended(pid: int, seconds: float = 10.0) -> bool:
         return bool(select.select([descriptor], [], [], seconds)[0])
 
 
-def server_of(mountpoint: str) -> int:
+def processes_of(mountpoint: str) -> list[int]:
+    """Who keeps it alive: its supervisor, if the driver has one, and its server."""
     record = records.read(mountpoint)
     assert record is not None
     assert record.server_pid is not None
-    return record.server_pid
+    return [one.pid for one in record.processes]
+
+
+def server_of(mountpoint: str) -> int:
+    """The process that the mount ends with."""
+    return processes_of(mountpoint)[0]
+
+
+def kill_all(mountpoint: str) -> None:
+    for pid in processes_of(mountpoint):
+        os.kill(pid, signal.SIGKILL)
+        assert has_ended(pid)
 
 
 @contextmanager
@@ -64,34 +77,40 @@ def held(mountpoint: str, code: str) -> Iterator[int]:
         process.stdin.close()
 
 
-def test_the_commands(store: Store, version: Version, mountpoint: str) -> None:
+@both_drivers
+def test_the_commands(store: Store, version: Version, mountpoint: str, driver: str) -> None:
     before = set(os.listdir(f"{store.path}/leases"))
-    done = fsmount("mount", f"{store.path}@latest", mountpoint)
+    done = fsmount("mount", "--driver", driver, f"{store.path}@latest", mountpoint)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"v1 on {mountpoint}\n"
     assert os.listdir(mountpoint)
     pid = server_of(mountpoint)
+    server = processes_of(mountpoint)[-1]
 
     listed = json.loads(fsmount("mounts", "--json").stdout)
     [mine] = [one for one in listed if one["mountpoint"] == mountpoint]
     since = mine.pop("since")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", since)
-    assert mine.pop("server")["pid"] == pid
+    assert mine.pop("server")["pid"] == server
+    supervisor = mine.pop("supervisor")
+    assert mine["supervisor_pid"] == (supervisor["pid"] if driver == KERNEL else None)
+    assert ("do_readdirplus" in mine.pop("features")) is (driver == KERNEL)
     assert mine == {
         "mountpoint": mountpoint,
         "store": store.path,
         "ref": "latest",
         "tag": "v1",
         "table": version.document.table.digest,
-        "driver": "fusepy",
-        "server_pid": pid,
+        "driver": driver,
+        "server_pid": server,
+        "supervisor_pid": pid if driver == KERNEL else None,
         "log": mine["log"],
         "device": mine["device"],
         "dead": False,
     }
     assert os.stat(mine["log"]).st_mode & 0o777 == 0o600
     table = fsmount("mounts").stdout
-    assert re.search(rf"{mountpoint} +{store.path} +v1 +fusepy +{since} +{pid}\n", table)
+    assert re.search(rf"{mountpoint} +{store.path} +v1 +{driver} +{since} +{server}\n", table)
     [lease] = set(os.listdir(f"{store.path}/leases")) - before - {".clock"}
     lease_text = Path(store.path, "leases", lease).read_text()
     assert version.document.table.digest in lease_text
@@ -101,6 +120,7 @@ def test_the_commands(store: Store, version: Version, mountpoint: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert os.listdir(mountpoint) == []
     assert has_ended(pid, 0)
+    assert has_ended(server, 0)
     assert records.read(mountpoint) is None
     assert lease not in os.listdir(f"{store.path}/leases")
     assert mountpoint not in fsmount("mounts").stdout
@@ -166,7 +186,7 @@ def test_what_can_not_be_mounted_is_one_line(
 
 
 def test_usage_errors(mountpoint: str) -> None:
-    for wrong in (["--driver", "kernel"], ["--umask", "9"], ["--uid", "-1"], ["--verify", "all"]):
+    for wrong in (["--driver", "other"], ["--umask", "9"], ["--uid", "-1"], ["--verify", "all"]):
         assert fsmount("mount", "store@v1", mountpoint, *wrong).returncode == 2
 
 
@@ -191,7 +211,7 @@ def test_nothing_is_stacked(store: Store, version: Version, mounter: Mounter) ->
     root = mounter(request_for(store))
     with pytest.raises(MountError, match=r"has fsmount:.*@v1 mounted already.*fsmount umount"):
         lifecycle.mount(MountRequest(store.path, "v1", root))
-    lifecycle.umount(root)
+    umount(root)
     mounter(request_for(store))
 
 
@@ -210,6 +230,7 @@ with open(os.environ["M"] + "/SHA256SUMS") as file:
 """
 
 
+@both_drivers
 @pytest.mark.parametrize(
     ("code", "what"),
     [
@@ -218,11 +239,11 @@ with open(os.environ["M"] + "/SHA256SUMS") as file:
         (MAP_SUMS, "SHA256SUMS"),
     ],
 )
+@pytest.mark.usefixtures("version")
 def test_a_busy_mount_says_who_holds_it(
-    store: Store, version: Version, mounter: Mounter, code: str, what: str
+    store: Store, mounter: Mounter, code: str, what: str, driver: str
 ) -> None:
-    del version
-    root = mounter(request_for(store))
+    root = mounter(request_for(store, driver=driver))
     with held(root, code) as pid:
         done = fsmount("umount", root)
         assert done.returncode == 1
@@ -230,14 +251,15 @@ def test_a_busy_mount_says_who_holds_it(
         assert re.search(rf"\w+ \({pid}: {re.escape(what)}\)", done.stderr)
         assert "--lazy" in done.stderr
         assert os.listdir(root)
-    assert lifecycle.umount(root) is None
+    assert umount(root) is None
 
 
+@both_drivers
 def test_lazy_umount_lets_its_readers_finish(
-    store: Store, version: Version, mounter: Mounter
+    store: Store, version: Version, mounter: Mounter, driver: str
 ) -> None:
     del version
-    root = mounter(request_for(store))
+    root = mounter(request_for(store, driver=driver))
     pid = server_of(root)
     with open(f"{root}/shards/_root/000000.tar", "rb", 0) as file:
         done = fsmount("umount", "--lazy", root)
@@ -253,16 +275,17 @@ def test_lazy_umount_lets_its_readers_finish(
     assert has_ended(pid)
 
 
+@both_drivers
 @pytest.mark.parametrize("ended_by", ["mount", "umount", "nobody"])
 def test_a_killed_server_leaves_a_mount_that_is_cleared(
-    store: Store, version: Version, mounter: Mounter, ended_by: str
+    store: Store, version: Version, mounter: Mounter, ended_by: str, driver: str
 ) -> None:
     del version
-    root = mounter(request_for(store))
-    pid = server_of(root)
+    root = mounter(request_for(store, driver=driver))
     with held(root, "import os; os.chdir(os.environ['M'])"):
-        os.kill(pid, signal.SIGKILL)
-        assert has_ended(pid)
+        kill_all(root)
+        with suppress(OSError):  # asked while the connection was being ended
+            os.listdir(root)
         with pytest.raises(OSError, match="not connected"):
             os.listdir(root)
         assert re.search(rf"{root} .* dead\n", fsmount("mounts").stdout)
@@ -281,22 +304,32 @@ def test_a_killed_server_leaves_a_mount_that_is_cleared(
             assert done.stderr == f"note: the server of {root} was dead; the mount is cleared\n"
             assert os.listdir(root) == []
     if ended_by == "mount":
-        lifecycle.umount(root)
+        umount(root)
     assert records.read(root) is None
     assert mount_at(root) is None
 
 
+@both_drivers
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_foreground(
-    store: Store, version: Version, mountpoint: str, number: signal.Signals
+    store: Store, version: Version, mountpoint: str, number: signal.Signals, driver: str
 ) -> None:
     del version
-    command = [sys.executable, "-m", "fsmount_cli.main", "mount", "--foreground"]
+    command = [
+        sys.executable,
+        "-m",
+        "fsmount_cli.main",
+        "mount",
+        "--foreground",
+        "--driver",
+        driver,
+    ]
     with subprocess.Popen(
         [*command, f"{store.path}@v1", mountpoint], stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        assert "serving v1 of" in process.stderr.readline()
+        while "serving v1 of" not in process.stderr.readline():
+            assert process.poll() is None
         assert server_of(mountpoint) == process.pid
         assert os.listdir(mountpoint)
         process.send_signal(number)
@@ -316,12 +349,13 @@ def test_foreground_says_why_not(store: Store, version: Version, mountpoint: str
     assert done.stderr.startswith("error: no mountpoint")
 
 
+@both_drivers
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_server_that_is_asked_to_end_unmounts(
-    store: Store, version: Version, mounter: Mounter, number: signal.Signals
+    store: Store, version: Version, mounter: Mounter, number: signal.Signals, driver: str
 ) -> None:
     del version
-    root = mounter(request_for(store))
+    root = mounter(request_for(store, driver=driver))
     pid = server_of(root)
     os.kill(pid, number)
     assert has_ended(pid)
@@ -347,17 +381,25 @@ def test_a_store_that_can_not_be_leased_is_mounted_all_the_same(
     assert fsmount("umount", mountpoint).returncode == 0
 
 
-def test_a_whole_store_leases_what_is_looked_into(tmp_path: Path, mounter: Mounter) -> None:
+def leases_of(store: Store) -> list[str]:
+    return [name for name in os.listdir(f"{store.path}/leases") if name.endswith(".json")]
+
+
+@both_drivers
+def test_a_whole_store_leases_what_is_looked_into(
+    tmp_path: Path, mounter: Mounter, driver: str
+) -> None:
     store = Store.create(str(tmp_path / "store"))
     for number in (1, 2):
         tiny.publish(store, f"v{number}", {"p": [tiny.numbered("p/x", number)]})
-    root = mounter(request_for(store, None))
-    assert not [name for name in os.listdir(f"{store.path}/leases") if name.endswith(".json")]
+    root = mounter(request_for(store, None, driver=driver))
+    assert not leases_of(store)
     os.listdir(f"{root}/versions/v1/shards")
-    [lease] = [n for n in os.listdir(f"{store.path}/leases") if n.endswith(".json")]
+    wait_for(lambda: len(leases_of(store)) == 1)
+    [lease] = leases_of(store)
     assert store.versions()[0].table.digest in Path(store.path, "leases", lease).read_text()
-    lifecycle.umount(root)
-    assert not [name for name in os.listdir(f"{store.path}/leases") if name.endswith(".json")]
+    umount(root)
+    assert not leases_of(store)
 
 
 def test_odd_mountpoints(store: Store, version: Version, tmp_path: Path) -> None:
@@ -368,16 +410,18 @@ def test_odd_mountpoints(store: Store, version: Version, tmp_path: Path) -> None
         lifecycle.mount(MountRequest(store.path, "v1", str(root)))
         assert str(root) in [one.record.mountpoint for one in records.mounted()]
         assert os.listdir(root)
-        lifecycle.umount(str(root))
+        umount(str(root))
         assert os.listdir(root) == []
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "ünï")
     lifecycle.mount(MountRequest(store.path, "v1", str(link)))
-    lifecycle.umount(str(link))
+    umount(str(link))
     bad = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     os.mkdir(bad)
     with pytest.raises(MountError, match="mountpoint is not UTF-8"):
-        lifecycle.mount(MountRequest(store.path, "v1", bad))
+        lifecycle.mount(MountRequest(store.path, "v1", bad, driver=FUSEPY))
+    lifecycle.mount(MountRequest(store.path, "v1", bad))
+    umount(bad)
 
 
 def test_a_relative_store_and_mountpoint(store: Store, version: Version, tmp_path: Path) -> None:
@@ -430,15 +474,15 @@ def test_others_look_in_only_when_allowed(store: Store, version: Version, public
         done = as_nobody("cat", f"{root}/VERSION.json")
         assert (done.returncode == 0) is allowed
         assert ("Permission denied" in done.stderr) is not allowed
-        lifecycle.umount(str(root))
+        umount(str(root))
     lifecycle.mount(MountRequest(store.path, "v1", str(root), allow_other=True, umask=0o077))
     assert as_nobody("cat", f"{root}/VERSION.json").returncode == 1
-    lifecycle.umount(str(root))
+    umount(str(root))
     lifecycle.mount(
         MountRequest(store.path, "v1", str(root), allow_other=True, umask=0o077, uid=NOBODY)
     )
     assert as_nobody("cat", f"{root}/VERSION.json").returncode == 0
-    lifecycle.umount(str(root))
+    umount(str(root))
 
 
 @pytest.fixture
@@ -484,23 +528,40 @@ def test_an_ordinary_user_mounts(public: Path) -> None:
     assert list(Path(home, "fsmount").glob("*.json")) == []
 
 
-def test_an_umount_ends_within_its_time(store: Store, version: Version, mounter: Mounter) -> None:
-    """A server that does not answer does not make umount hang."""
+@both_drivers
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_umount_ends_within_its_time(
+    store: Store, version: Version, mounter: Mounter, driver: str, lazy: bool
+) -> None:
+    """A server that does not answer does not make umount hang, nor those who ask it."""
     del version
-    root = mounter(request_for(store))
-    pid = server_of(root)
+    root = mounter(request_for(store, driver=driver))
+    *_, pid = processes = processes_of(root)
     os.kill(pid, signal.SIGSTOP)
+    reader = subprocess.Popen(["cat", f"{root}/VERSION.json"], stderr=subprocess.DEVNULL)
     try:
-        begin = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lifecycle, "END_SECONDS", 0.2)
-            with pytest.raises(MountError, match=f"its server, process {pid}, does not end"):
-                lifecycle.umount(root)
-        assert time.monotonic() - begin < 60
+            patch.setattr(ending, "END_SECONDS", 0.2)
+            patch.setattr(records, "PROBE_SECONDS", 0.2)
+            if lazy:
+                note = umount(root, lazy=True)
+                assert reader.wait(10) == 1
+                assert note is not None
+                assert note.startswith(f"nobody answered on {root}, so its connection was ended")
+            else:
+                if driver == KERNEL:  # whose own question ends with the command
+                    assert "; nobody answers them; close" in fsmount("umount", root).stderr
+                reader.kill()
+                reader.wait(10)
+                assert re.search(rf"process .*{pid} did not end .* killed", umount(root) or "")
         assert mount_at(root) is None
+        assert records.read(root) is None
+        assert all(has_ended(one, 0) for one in processes)
     finally:
-        os.kill(pid, signal.SIGCONT)
-    assert has_ended(pid)
+        reader.kill()
+        reader.wait()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_server_that_does_not_come_up_is_ended(
@@ -521,7 +582,7 @@ def test_a_server_that_dies_is_an_error(
     del version
     monkeypatch.setenv("FUSE_LIBRARY_PATH", "/nowhere/libfuse.so")
     with pytest.raises(MountError, match=r"libfuse 2 is not installed: .*nowhere/libfuse.so"):
-        lifecycle.mount(MountRequest(store.path, "v1", mountpoint))
+        lifecycle.mount(MountRequest(store.path, "v1", mountpoint, driver=FUSEPY))
     monkeypatch.delenv("FUSE_LIBRARY_PATH")
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     with pytest.raises(MountError, match=r"the server died before it served \(.*\); its log is"):

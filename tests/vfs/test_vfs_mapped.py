@@ -134,6 +134,15 @@ def test_a_list_is_made_once_and_again_if_it_is_damaged(
         mapped.prepare(version.document, load, places[:1])
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+def test_lists_of_other_users_are_not_trusted(version: Version, tmp_path: Path) -> None:
+    places = [f"{tmp_path}/theirs", f"{tmp_path}/mine"]
+    first = mapped.prepare(version.document, lambda: version, places)
+    assert first.startswith(places[0])
+    os.chown(places[0], 1234, -1)
+    assert mapped.prepare(version.document, lambda: version, places).startswith(places[1])
+
+
 def test_a_list_belongs_to_its_document(store: Store, version: Version, list_path: str) -> None:
     text = documents.encode(version.document)
     assert mapped.is_list(list_path, text)

@@ -7,12 +7,28 @@ import re
 
 from fsmount.errors import MountError
 from fsmount.mount import records
+from fsmount.mount.kernel.device import passed_descriptor
 from fsmount.mount.mountinfo import FSTYPE, mount_at
 from fsmount.mount.unmount import unmount
 
 FUSE_DEVICE = "/dev/fuse"
 FUSE_CONF = "/etc/fuse.conf"
 _ALLOWS = re.compile(r"^\s*user_allow_other\s*$", re.MULTILINE)
+
+
+def make_ready(mountpoint: str, store: str) -> tuple[str, ...]:
+    """Clear `mountpoint` of dead mounts and check it; notes for the user. Hold its lock meanwhile.
+
+    A mountpoint /dev/fd/N is mounted already, and only whoever did that knows where.
+    """
+    if passed_descriptor(mountpoint) is not None:
+        return ()
+    notes: tuple[str, ...] = ()
+    if clear_dead_mount(mountpoint):
+        notes = (f"cleared a dead mount from {mountpoint}",)
+    check_mountpoint(mountpoint)
+    check_apart(mountpoint, store)
+    return notes
 
 
 def clear_dead_mount(mountpoint: str) -> bool:

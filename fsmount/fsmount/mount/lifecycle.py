@@ -1,4 +1,4 @@
-"""Starting and ending mounts.
+"""Starting mounts.
 
 A mount is served by a process of its own. `mount` returns when that process serves, or raises with
 the reason why it does not; nothing here waits for ever.
@@ -7,24 +7,24 @@ the reason why it does not; nothing here waits for ever.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from fsmount.errors import MountError
-from fsmount.mount import checks, holders, logs, records
-from fsmount.mount.mountinfo import FSTYPE, mount_at
+from fsmount.mount import checks, drivers, logs, records
+from fsmount.mount.ending import as_listed, readable, umount
+from fsmount.mount.kernel.device import passed_descriptor
+from fsmount.mount.locks import starting
 from fsmount.mount.request import Answer, MountRequest
-from fsmount.mount.unmount import BusyError, unmount
 
 START_SECONDS = 120.0  # that a server gets until it serves
-END_SECONDS = 20.0  # that a server gets to end after it was unmounted
-_LAZY_SECONDS = 1.0
+END_SECONDS = 20.0  # that a server gets to end when it can't serve
 _KILL_SECONDS = 1.0
 
 
@@ -41,7 +41,7 @@ def absolute(request: MountRequest) -> MountRequest:
     return replace(
         request,
         store=os.path.abspath(request.store),
-        mountpoint=os.path.realpath(request.mountpoint),
+        mountpoint=as_listed(request.mountpoint),
         log=None if request.log is None else os.path.abspath(request.log),
     )
 
@@ -59,6 +59,7 @@ def mount(request: MountRequest) -> Started:
         os.close(log)
     if answer is None or answer.error is not None:
         raise MountError(logs.reason(path, begin, None if answer is None else answer.error))
+    _check_that_it_answers(request.mountpoint)
     return Started(answer.shown, (*notes, *answer.notes))
 
 
@@ -75,45 +76,32 @@ def serve_in_foreground(request: MountRequest, tell: Callable[[str], None]) -> N
     os.execv(command[0], command)  # noqa: S606
 
 
-def umount(mountpoint: str, *, lazy: bool = False) -> str | None:
-    """Unmount and wait until the server has ended; a note if there is more to say.
-
-    Raises MountError: nothing is mounted, it is busy (says who holds it), the server doesn't end.
-    `lazy` detaches the mount whoever uses it; the server ends when they are done.
-    """
-    mountpoint = os.path.realpath(mountpoint)
-    mount = mount_at(mountpoint)
-    if mount is None:
-        raise MountError(f"nothing is mounted on {mountpoint}")
-    if mount.fstype != FSTYPE:
-        raise MountError(f"{mountpoint} has {mount.fstype} mounted, which fsmount did not")
-    if checks.clear_dead_mount(mountpoint):
-        return f"the server of {mountpoint} was dead; the mount is cleared"
-    server = records.describe(mount).record.server_pid
-    try:
-        unmount(mountpoint, lazy=lazy)
-    except BusyError:
-        who = holders.describe(holders.holders(mountpoint))
-        raise MountError(
-            f"{mountpoint} is busy: {who}; close them, or detach it at once with --lazy"
-        ) from None
-    if server is None or _has_ended(server, _LAZY_SECONDS if lazy else END_SECONDS):
-        return None
-    if lazy:
-        return f"detached; process {server} serves it until the last file is closed"
-    raise MountError(f"{mountpoint} is unmounted, but its server, process {server}, does not end")
-
-
 def _prepare(request: MountRequest) -> tuple[str, ...]:
+    """Notes for the user; MountError where it is clear that it can't be mounted.
+
+    The server does all that again, since somebody else may be quicker.
+    """
+    drivers.choose(request)
+    if passed_descriptor(request.mountpoint) is not None:
+        return ()
     checks.check_device()
     if request.allow_other:
         checks.check_allow_other()
-    notes: tuple[str, ...] = ()
-    if checks.clear_dead_mount(request.mountpoint):
-        notes = (f"cleared a dead mount from {request.mountpoint}",)
-    checks.check_mountpoint(request.mountpoint)
-    checks.check_apart(request.mountpoint, request.store)
-    return notes
+    with starting(request.mountpoint):
+        return checks.make_ready(request.mountpoint, request.store)
+
+
+def _check_that_it_answers(mountpoint: str) -> None:
+    """Ask through the kernel, which knows by then whom to ask."""
+    if passed_descriptor(mountpoint) is not None:
+        return
+    code = records.probe(mountpoint)
+    if code == 0:
+        return
+    with suppress(MountError):
+        umount(mountpoint, lazy=True)
+    why = "" if code is None else f": {os.strerror(code)}"
+    raise MountError(f"the mount on {mountpoint} does not answer{why}; it was taken off")
 
 
 def _command(request: MountRequest, *more: str) -> list[str]:
@@ -122,6 +110,7 @@ def _command(request: MountRequest, *more: str) -> list[str]:
 
 def _start(request: MountRequest, log: int) -> Answer | None:
     """Start the server and wait for its answer; None if it ended without one."""
+    passed = passed_descriptor(request.mountpoint)
     reader, writer = os.pipe()
     try:
         try:
@@ -131,7 +120,7 @@ def _start(request: MountRequest, log: int) -> Answer | None:
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                pass_fds=[writer],
+                pass_fds=[writer, *([] if passed is None else [passed])],
                 start_new_session=True,
             )
         finally:
@@ -141,9 +130,11 @@ def _start(request: MountRequest, log: int) -> Answer | None:
             answer = _read_answer(reader)
         except BaseException:
             _end_group(server.pid)
+            if passed is None:
+                checks.clear_dead_mount(request.mountpoint)
             raise
         if answer is not None and answer.error is not None:
-            _readable(reader, END_SECONDS)  # its end
+            readable(reader, END_SECONDS)  # its end
         return answer
     finally:
         os.close(reader)
@@ -154,7 +145,7 @@ def _read_answer(reader: int) -> Answer | None:
     text = b""
     deadline = time.monotonic() + START_SECONDS
     while not text.endswith(b"\n"):
-        if not _readable(reader, deadline - time.monotonic()):
+        if not readable(reader, deadline - time.monotonic()):
             raise MountError(f"the server did not serve in {START_SECONDS:.0f} s; it was stopped")
         more = os.read(reader, 65536)
         if not more:
@@ -171,21 +162,3 @@ def _end_group(group: int) -> None:
         except ProcessLookupError:
             return
         time.sleep(_KILL_SECONDS)
-
-
-def _readable(descriptor: int, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
-
-
-def _has_ended(pid: int, seconds: float) -> bool:
-    """Wait for a process that need not be ours; whether it has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return _readable(descriptor, seconds)
-    finally:
-        os.close(descriptor)

@@ -53,3 +53,21 @@ def mount_at(mountpoint: str) -> KernelMount | None:
     """The uppermost mount on the absolute path `mountpoint`, None if there is none."""
     found = [mount for mount in all_mounts() if mount.mountpoint == mountpoint]
     return found[-1] if found else None
+
+
+def is_mounted_anywhere(device: str) -> bool:
+    """Whether a file system is mounted at all, also in containers, as far as /proc shows them."""
+    seen = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            space = os.readlink(f"/proc/{name}/ns/mnt")
+            if space in seen:
+                continue
+            with open(f"/proc/{name}/mountinfo", "rb") as file:
+                found = parse(file.read())
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        seen.add(space)
+        if any(mount.device == device for mount in found):
+            return True
+    return False

@@ -1,7 +1,8 @@
 """What is mounted, from what, since when: one small file a mount, in a directory of the user's.
 
-The server writes it before anybody learns that it serves, and removes it when it ends. A record
-whose server was killed is recognised by the kernel's list of mounts, and cleared.
+The process that a mount lives as long as (the supervisor, or the server of a driver that has none)
+writes it before anybody learns that it serves, and removes it when it ends. A record whose
+processes were killed is recognised by the kernel's list of mounts, and cleared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
@@ -40,23 +42,48 @@ class Record:
     server: Owner | None
     log: str | None  # None: stderr of a server in the foreground
     device: str | None  # as in mountinfo
+    supervisor: Owner | None = None  # who replaces the server when it dies
+    features: tuple[str, ...] = ()  # what kernel and driver agreed on
 
     @property
     def server_pid(self) -> int | None:
         """The process that serves it."""
         return None if self.server is None else self.server.pid
 
+    @property
+    def supervisor_pid(self) -> int | None:
+        """The process that replaces the server."""
+        return None if self.supervisor is None else self.supervisor.pid
+
+    @property
+    def processes(self) -> tuple[Owner, ...]:
+        """Who keeps the mount alive, the one who outlives the other first."""
+        return tuple(one for one in (self.supervisor, self.server) if one is not None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its processes are known to have ended."""
+        return all(one.is_gone() for one in self.processes)
+
     def to_json(self) -> dict[str, object]:
         """The record as a JSON object."""
-        return {**asdict(self), "server_pid": self.server_pid}
+        pids = {"server_pid": self.server_pid, "supervisor_pid": self.supervisor_pid}
+        return {**asdict(self), **pids}
 
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A mount that the kernel lists; `dead` when its server is gone."""
+    """A mount that the kernel lists; `dead` when nobody serves it any more."""
 
     record: Record
     dead: bool
+
+    def to_json(self) -> dict[str, object]:
+        """What is known as a JSON object; a supervisor that is gone is none."""
+        found = {**self.record.to_json(), "dead": self.dead}
+        if self.record.supervisor is not None and self.record.supervisor.is_gone():
+            found |= {"supervisor": None, "supervisor_pid": None}
+        return found
 
 
 def directory() -> str:
@@ -77,6 +104,11 @@ def directory() -> str:
 def source_of(store: str, ref: str | None) -> str:
     """What the kernel is told a mount comes from."""
     return _SOURCE + (store if ref is None else f"{store}@{ref}")
+
+
+def now() -> str:
+    """This moment as records have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def write(record: Record) -> str:
@@ -105,13 +137,17 @@ def remove(record: Record) -> None:
 
 def mounted() -> list[Mounted]:
     """All fsmount mounts that this process sees, by mountpoint; clears records of ended ones."""
+    clear_ended()
     live = [mount for mount in mountinfo.all_mounts() if mount.fstype == mountinfo.FSTYPE]
-    devices = {mount.device for mount in live}
+    return sorted(map(describe, live), key=lambda one: one.record.mountpoint)
+
+
+def clear_ended() -> None:
+    """Remove the records of mounts that are over."""
+    devices = {mount.device for mount in mountinfo.all_mounts()}
     for record in list(_records()):
-        if record.device not in devices and (record.server is None or record.server.is_gone()):
+        if record.device not in devices and record.is_over:
             remove(record)
-    found = [describe(mount) for mount in live]
-    return sorted(found, key=lambda one: one.record.mountpoint)
 
 
 def describe(mount: KernelMount) -> Mounted:
@@ -119,13 +155,15 @@ def describe(mount: KernelMount) -> Mounted:
     record = read(mount.mountpoint)
     if record is None or record.device != mount.device:
         record = _from_kernel(mount)
-    if record.server is not None:
-        return Mounted(record, record.server.is_gone())
+    if record.processes and not record.is_over:
+        return Mounted(record, dead=False)
+    if record.processes and record.supervisor is None:  # nobody else can serve it
+        return Mounted(record, dead=True)
     return Mounted(record, probe(mount.mountpoint) == errno.ENOTCONN)
 
 
-def probe(path: str, seconds: float = PROBE_SECONDS) -> int | None:
-    """The errno of a statvfs of `path`, 0 if it succeeds, None without an answer in `seconds`.
+def probe(path: str) -> int | None:
+    """The errno of a statvfs of `path`, 0 if it succeeds, None without an answer in time.
 
     A stat would not do: the kernel answers it from its cache when the server is long dead. A
     question that is not answered keeps the mount busy, so whoever knows the server asks it instead.
@@ -141,7 +179,7 @@ def probe(path: str, seconds: float = PROBE_SECONDS) -> int | None:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(seconds)
+    asking.join(PROBE_SECONDS)
     return answer[0] if answer else None
 
 
@@ -153,9 +191,14 @@ def _from_kernel(mount: KernelMount) -> Record:
     return replace(empty, ref=ref, tag=ref) if ref else empty
 
 
-def _path(mountpoint: str) -> str:
+def path_for(mountpoint: str, suffix: str) -> str:
+    """The path of a file about a mountpoint; MountError."""
     name = hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:32]
-    return f"{directory()}/{name}{_SUFFIX}"
+    return f"{directory()}/{name}{suffix}"
+
+
+def _path(mountpoint: str) -> str:
+    return path_for(mountpoint, _SUFFIX)
 
 
 def _records() -> Iterator[Record]:
@@ -170,8 +213,10 @@ def _read(path: str) -> Record | None:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             value = json.load(file)
-        server = value.pop("server")
-        del value["server_pid"]
-        return Record(**value, server=None if server is None else Owner(**server))
+        for who in ("server", "supervisor"):
+            value.pop(f"{who}_pid", None)
+            value[who] = Owner(**value[who]) if value.get(who) else None
+        value["features"] = tuple(value.get("features", ()))
+        return Record(**value)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

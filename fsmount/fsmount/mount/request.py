@@ -6,13 +6,15 @@ import json
 from dataclasses import asdict, dataclass
 
 from fsmount.vfs.filesystem import Owner
+from fsmount.vfs.parted import Look
 from fsmount.vfs.reads import Verify
-from fsmount.vfs.version import Look
+
+AUTO, KERNEL, FUSEPY = DRIVERS = ("auto", "kernel", "fusepy")
 
 
 @dataclass(frozen=True, slots=True)
 class MountRequest:
-    """What to mount where, and how. Paths are absolute."""
+    """What to mount where, and how. Paths are absolute; the mountpoint may be /dev/fd/N."""
 
     store: str
     ref: str | None  # None: the whole store
@@ -24,6 +26,9 @@ class MountRequest:
     gid: int | None = None
     umask: int = 0
     log: str | None = None  # None: the server's stderr
+    driver: str = AUTO
+    xattrs: bool = False
+    passthrough: bool = True  # where driver, kernel and store have it
 
     @property
     def look(self) -> Look:
@@ -51,6 +56,8 @@ class Answer:
     error: str | None = None
     shown: str | None = None  # the tag or `sha256:<table>` that is served
     notes: tuple[str, ...] = ()  # what works less well than it could, each one line
+    features: tuple[str, ...] = ()  # what kernel and driver agreed on
+    supervisor_pid: int | None = None  # None: the driver has none
 
     def to_json(self) -> str:
         """The answer as one line of ASCII text."""
@@ -60,4 +67,10 @@ class Answer:
     def from_json(cls, text: str) -> Answer:
         """The answer that `to_json` wrote."""
         value = json.loads(text)
-        return cls(value["error"], value["shown"], tuple(value["notes"]))
+        return cls(
+            value["error"],
+            value["shown"],
+            tuple(value["notes"]),
+            tuple(value["features"]),
+            value["supervisor_pid"],
+        )

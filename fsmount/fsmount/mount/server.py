@@ -9,14 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from fsmount.errors import FsmountError, MountError
 from fsmount.model import TableRef, TagRef, VersionDocument, parse_ref
 from fsmount.mount import fusepy_driver, records
 from fsmount.mount.leases import LeaseKeeper
 from fsmount.mount.records import Record
-from fsmount.mount.request import Answer, MountRequest
+from fsmount.mount.request import FUSEPY, Answer, MountRequest
 from fsmount.store import Store
 from fsmount.store.owner import Owner as Process
 from fsmount.vfs.filesystem import ROOT_NODE, FileSystem
@@ -26,21 +25,20 @@ from fsmount.vfs.version import VersionTree
 
 log = logging.getLogger("fsmount.mount")
 
-_DRIVER = "fusepy"
 
-
-def serve(request: MountRequest, answer: Callable[[Answer], None]) -> None:
+def serve(request: MountRequest, notes: tuple[str, ...], answer: Callable[[Answer], None]) -> None:
     """Mount and serve until unmounted, SIGTERM or SIGINT; must be called in the main thread.
 
-    `answer` is called when the root has been looked at through the kernel, from another thread.
+    `answer` is called when the root has been looked at through the kernel, from another thread;
+    it passes `notes` on.
     Raises FsmountError if it can't be mounted; then `answer` was not called.
     """
     _raise_limit_on_files()
-    notes: list[str] = []
+    told = [*notes]
     store = Store.open(request.store)
-    with LeaseKeeper(store, notes.append) as keeper:
+    with LeaseKeeper(store, told.append) as keeper:
         document, filesystem = _open(store, request, keeper)
-        serving = _Serving(request, document, notes, answer)
+        serving = _Serving(request, document, told, answer)
         try:
             fusepy_driver.serve(filesystem, request.mountpoint, serving.options, serving.started)
         finally:
@@ -101,8 +99,8 @@ class _Serving:
             ref=self._request.ref,
             tag=None if document is None else document.tag,
             table=None if document is None else document.table.digest,
-            driver=_DRIVER,
-            since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            driver=FUSEPY,
+            since=records.now(),
             server=Process.current(),
             log=self._request.log,
             device=device,

@@ -19,10 +19,14 @@ class BusyError(Exception):
     """Somebody uses the mount."""
 
 
+class StuckError(MountError):
+    """The kernel does not come back from unmounting."""
+
+
 def unmount(mountpoint: str, *, lazy: bool) -> None:
     """Unmount `mountpoint`; `lazy` detaches it at once, whoever uses it.
 
-    Raises BusyError, or MountError with the reason.
+    Raises BusyError, StuckError, or MountError with the reason.
     """
     if os.geteuid() == 0:
         _by_kernel(mountpoint, lazy=lazy)
@@ -42,7 +46,7 @@ def _by_kernel(mountpoint: str, *, lazy: bool) -> None:
     asking.start()
     asking.join(SECONDS)
     if not result:
-        raise MountError(f"{mountpoint}: the kernel did not unmount it in {SECONDS:.0f} s")
+        raise StuckError(f"{mountpoint}: the kernel did not unmount it in {SECONDS:.0f} s")
     if result[0] == errno.EBUSY:
         raise BusyError
     if result[0]:
@@ -57,7 +61,7 @@ def _by_helper(mountpoint: str, *, lazy: bool) -> None:
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        raise MountError(f"{mountpoint}: {helper} did not end in {SECONDS:.0f} s") from None
+        raise StuckError(f"{mountpoint}: {helper} did not end in {SECONDS:.0f} s") from None
     if done.returncode:
         if "busy" in done.stderr:
             raise BusyError

@@ -20,7 +20,11 @@ class Owner:
     @classmethod
     def current(cls) -> Owner:
         """This process."""
-        pid = os.getpid()
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> Owner:
+        """The process that has the number `pid` here and now."""
         state = _process(pid)
         return cls(
             host=socket.gethostname(),

@@ -6,6 +6,7 @@ modules that read Parquet; those are imported when they are first needed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -22,6 +23,7 @@ from fsmount.store.refs import Refs, Survey
 from fsmount.vfs import pathlist
 from fsmount.vfs.attrs import Attrs, nanoseconds
 from fsmount.vfs.files import FixedFiles
+from fsmount.vfs.filesystem import os_error
 from fsmount.vfs.keysets import KeysetFiles
 from fsmount.vfs.layout import usage, version_tree
 from fsmount.vfs.parted import LatePart, Look, Part, PartedTree
@@ -49,7 +51,7 @@ def prepare(
     paths = []
     for directory in directories:
         paths.append(f"{directory}/{list_name(text)}")
-        if is_list(paths[-1], text):
+        if _is_trusted(directory) and is_list(paths[-1], text):
             return paths[-1]
     tree = version_tree(load(), text)
     data = pathlist.encode(tree, usage(tree), text)
@@ -60,6 +62,15 @@ def prepare(
         except OSError as error:
             causes.append(str(error))
     raise StoreError(f"no place for the list of a version's paths: {'; '.join(causes)}")
+
+
+def _is_trusted(directory: str) -> bool:
+    """Whether it is this user's, or of whom has made the directory above: nobody else's lists."""
+    try:
+        owner = os.lstat(directory).st_uid
+        return owner in (os.geteuid(), os.stat(os.path.dirname(directory)).st_uid)
+    except OSError:
+        return False
 
 
 def is_list(path: str, document: bytes) -> bool:
@@ -152,7 +163,10 @@ def load_version(store: str, document: VersionDocument) -> Version:
 
 
 def _write(path: str, data: bytes) -> str:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    directory = os.path.dirname(path)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    if not _is_trusted(directory):
+        raise os_error(errno.EPERM, directory)
     fresh = f"{path}.{secrets.token_hex(8)}"
     try:
         with open(fresh, "xb") as file:

@@ -6,9 +6,11 @@ cause, and EIO for whoever reads that file. A read is never short.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -57,6 +59,7 @@ class ObjectHandle:
     ref: ObjectRef
     about: str
     keep_cache: bool
+    reopen: Callable[[], int] | None = None  # opens and checks it again
 
     @property
     def descriptor(self) -> int | None:
@@ -76,6 +79,13 @@ class ObjectHandle:
             data += more
         return data
 
+    def _replace(self, fresh: int) -> None:
+        """Put a fresh descriptor in the place of one that a file server has forgotten."""
+        try:
+            os.dup2(fresh, self.fd, inheritable=False)
+        finally:
+            os.close(fresh)
+
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -83,6 +93,12 @@ class ObjectHandle:
 
     def _pread(self, size: int, offset: int) -> bytes:
         try:
+            try:
+                return os.pread(self.fd, size, offset)
+            except OSError as error:
+                if error.errno != errno.ESTALE or self.reopen is None:
+                    raise
+            self._replace(self.reopen())
             return os.pread(self.fd, size, offset)
         except OSError as error:
             raise StoreError(
@@ -106,15 +122,12 @@ class ObjectReader:
 
         Raises ObjectMissingError, IntegrityError (another size or other bytes) or StoreError.
         """
-        fd = self._open(ref, about)
-        try:
-            identity = self._check(fd, ref, about)
-        except BaseException:
-            os.close(fd)
-            raise
+        fd, identity = self._open_checked(ref, about)
         keep_cache = self._last_opened.get(node) == identity
         self._last_opened[node] = identity
-        return ObjectHandle(node, fd, ref, about, keep_cache)
+        return ObjectHandle(
+            node, fd, ref, about, keep_cache, reopen=lambda: self._open_checked(ref, about)[0]
+        )
 
     def read_range(self, ref: ObjectRef, size: int, offset: int, about: str) -> bytes:
         """Exactly `size` bytes of an object from `offset`; raises as `open` and `read` do."""
@@ -131,6 +144,14 @@ class ObjectReader:
             return self._objects.read(ref)
         except (StoreError, FormatError) as error:
             raise type(error)(f"{about}: {error}") from error
+
+    def _open_checked(self, ref: ObjectRef, about: str) -> tuple[int, Identity]:
+        fd = self._open(ref, about)
+        try:
+            return fd, self._check(fd, ref, about)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def _open(self, ref: ObjectRef, about: str) -> int:
         path = self._objects.path(ref.digest)

@@ -30,6 +30,15 @@ class Config:
     passthrough: bool = True
     splice: bool = True
     xattrs: bool = False
+    ref: str | None = None  # as the user gave it
+    log: str | None = None  # where stderr goes; None: to people
+    notes: tuple[str, ...] = ()  # for the user
+    lock: int | None = None  # a descriptor that holds the mountpoint's StartLock
+
+    @property
+    def tag(self) -> str | None:
+        """The version's tag; None if it has none, and for the whole store."""
+        return None if self.shown is None or self.shown.startswith("sha256:") else self.shown
 
     @property
     def look(self) -> Look:
@@ -47,4 +56,5 @@ class Config:
         value["verify"] = Verify(value["verify"])
         value["tables"] = tuple(value["tables"])
         value["lists"] = tuple(value["lists"])
+        value["notes"] = tuple(value["notes"])
         return cls(**value)

@@ -13,6 +13,7 @@ from fsmount.store.leases import Lease, Leases
 log = logging.getLogger("fsmount.mount")
 
 _RENEWALS = 4  # in a lease's time to live
+_kept: list[Leasing] = []
 
 
 class Leasing:
@@ -59,7 +60,8 @@ class Leasing:
             log.warning("%s", error)
 
     def keep(self) -> None:
-        """Take it, and renew it from a thread of its own for as long as the process lives."""
+        """Take it, and renew it from a thread of its own until `release_kept`."""
+        _kept.append(self)
         threading.Thread(target=self._keep, daemon=True).start()
 
     def _keep(self) -> None:
@@ -70,3 +72,9 @@ class Leasing:
         waiting = threading.Event()
         while self._lease is not None and not waiting.wait(self.interval):
             self.renew()
+
+
+def release_kept() -> None:
+    """Give back all that is kept by this process, which ends."""
+    for one in _kept:
+        one.release()

@@ -15,7 +15,7 @@ from fsmount.mount.kernel import device as devices
 from fsmount.mount.kernel.answers import Answers
 from fsmount.mount.kernel.backing import OpenNodes
 from fsmount.mount.kernel.config import Config
-from fsmount.mount.kernel.leasing import Leasing
+from fsmount.mount.kernel.leasing import Leasing, release_kept
 from fsmount.mount.kernel.link import Message, Supervised
 from fsmount.mount.kernel.negotiate import Features
 from fsmount.mount.kernel.sending import Sender
@@ -76,6 +76,7 @@ def serve(
         session.resend()
     link.say(Message.READY)
     session.run(lambda: link.say(Message.SERVING))
+    release_kept()
 
 
 def _on_sigterm(link: Supervised, config: Config) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 
 from fsmount.errors import FsmountError
 from fsmount.mount.kernel import server
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.leasing import Leasing
 from fsmount.mount.kernel.negotiate import Features
+from fsmount.mount.kernel.recording import Recording
 from fsmount.mount.kernel.supervisor import Supervisor
+from fsmount.mount.locks import StartLock
+from fsmount.mount.request import Answer
+from fsmount.mount.telling import tell_parent, tell_people
 from fsmount.vfs.pathlist import open_list
 
 log = logging.getLogger("fsmount.mount")
@@ -29,54 +31,49 @@ def supervise(config: Config, serving: Serving) -> None:
     """
     paths = None if config.paths is None else open_list(config.paths)
     lease = Leasing(config.store, config.tables)
-    notes = list(filter(None, [lease.take()]))
+    notes = [*config.notes, *filter(None, [lease.take()])]
+    recording = Recording(config)
     supervisor = Supervisor(
-        config, lambda: server.file_system(config, paths), lease.renew, lease.interval
+        config,
+        lambda: server.file_system(config, paths),
+        lease.renew,
+        lease.interval,
+        recording.served_by,
     )
     try:
         features = supervisor.mount()
+        notes += filter(None, [recording.begin(features)])
+        StartLock(config.mountpoint, config.lock).release()
         supervisor.run(lambda: serving(features, notes))
     finally:
+        recording.end()
         lease.release()
 
 
 def main(text: str, descriptor: str | None) -> int:
     """Supervise what the JSON `text` says and return the exit code.
 
-    One line of JSON is written to `descriptor` when it serves, or why it does not: an object with
-    `error` and `shown` (text or null), `features` and `notes` (lists of text), `supervisor_pid`.
+    When it serves, or can't, one Answer is written to `descriptor`; without one, people are told on
+    stderr.
     """
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr
     )
     config = Config.from_json(text)
-    told = None if descriptor is None else int(descriptor)
-    if told is not None:
-        os.set_inheritable(told, False)
+    tell = (
+        tell_people(config.mountpoint, config.store)
+        if descriptor is None
+        else tell_parent(int(descriptor))
+    )
 
-    def tell(error: str | None, features: list[str], notes: list[str]) -> None:
-        nonlocal told
-        if told is None:
-            for note in notes:
-                log.warning("%s", note)
-            return
-        answer = {
-            "error": error,
-            "shown": config.shown,
-            "features": features,
-            "notes": notes,
-            "supervisor_pid": os.getpid(),
-        }
-        with suppress(OSError):  # nobody waits
-            os.write(told, json.dumps(answer).encode() + b"\n")
-        os.close(told)
-        told = None
+    def serving(features: Features, notes: list[str]) -> None:
+        tell(Answer(None, config.shown, tuple(notes), tuple(features.names()), os.getpid()))
 
     try:
-        supervise(config, lambda features, notes: tell(None, [*features.names()], notes))
+        supervise(config, serving)
     except FsmountError as error:
         log.critical("%s", error)
-        tell(str(error), [], [])
+        tell(Answer(error=str(error), supervisor_pid=os.getpid()))
         return error.exit_code
     log.info("%s: unmounted", config.mountpoint)
     return 0

@@ -70,13 +70,21 @@ class Supervisor:
     """One mount from the first to the last server."""
 
     def __init__(
-        self, config: Config, make: Make, on_tick: Callable[[], None], tick: float
+        self,
+        config: Config,
+        make: Make,
+        on_tick: Callable[[], None],
+        tick: float,
+        on_server: Callable[[int], None] = lambda pid: None,
     ) -> None:
-        """`make` is called in each server; `on_tick` every `tick` seconds."""
+        """`make` is called in each server; `on_tick` every `tick` seconds, `on_server` with the pid
+        of each server.
+        """
         self._config = config
         self._make = make
         self._on_tick = on_tick
         self._tick = tick
+        self._on_server = on_server
         self._next_tick = time.monotonic() + tick
         self._signals = 0
         self._fruitless = 0
@@ -158,6 +166,7 @@ class Supervisor:
         theirs.close()
         self._server = _Server(pid, os.pidfd_open(pid), ours, time.monotonic())
         log.info("%s: served by process %d", self._config.mountpoint, pid)
+        self._on_server(pid)
 
     def _be_server(self, to_supervisor: socket.socket, *, successor: bool) -> None:
         code = 1
