@@ -53,4 +53,6 @@ def main(store, tag):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python read_store.py STORE TAG")
     main(Path(sys.argv[1]), sys.argv[2])

@@ -9,7 +9,7 @@ FsmountError                    exit 1, EIO
 ├── FormatError                 EIO      bytes that are not what their format says
 │   └── IntegrityError                   bytes that differ from their digest or checksum
 ├── StoreError                  EIO
-│   ├── NotAStoreError          ENOTDIR  no store at this path, or one of another format
+│   ├── NotAStoreError          EIO      no store at this path, or one of another format
 │   ├── VersionNotFoundError    ENOENT
 │   ├── VersionExistsError      EEXIST   the tag is taken by other content, or was pruned
 │   ├── LatestMovedError        EAGAIN   `latest` moved while a version was published
@@ -78,8 +78,6 @@ class StoreError(FsmountError):
 
 class NotAStoreError(StoreError):
     """No store at this path, or one of another format."""
-
-    errno = errno.ENOTDIR
 
 
 class VersionNotFoundError(StoreError):

@@ -189,7 +189,7 @@ class DepthRule:
         return "/".join(key.split("/")[:-1][: self.depth]) or ROOT_PARTITION
 
     def __str__(self) -> str:
-        return f"the first {self.depth} directories"
+        return f"the first {self.depth} directories of the path"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class VersionFiles:
         except TypeError:
             raise PlanError(f"path must be the path of a version, not {path!r}") from None
         if not os.path.isfile(os.path.join(root, "VERSION.json")):
-            raise PlanError(f"not a mounted version: {root}{_versions_below(root)}")
+            raise PlanError(f"not a mounted version: {root}{_hint(root)}")
         path = os.path.join(root, "VERSION.json")
         return cls(root, _decoded(path, document.decode, _read(path)))
 
@@ -80,7 +80,14 @@ class VersionFiles:
         return os.path.join(folder, f"{name}.parquet")
 
 
-def _versions_below(root: str) -> str:
+def _hint(root: str) -> str:
+    """What else may be at `root`, and what to do then."""
+    if os.path.isfile(os.path.join(root, "store.json")):
+        return f" but a store; mount a version of it: fsmount mount {root}@latest MOUNTPOINT"
+    if not os.path.isdir(root):
+        return "; no such directory"
+    if not _entries(root):
+        return "; an empty directory: is it mounted?"
     tags = sorted(_entries(os.path.join(root, "versions")))
     return f"; give one of its versions, as {root}/versions/{tags[-1]}" if tags else ""
 

@@ -58,6 +58,7 @@ def main() -> None:
     Path(out, f"{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the interpreter, which then aborts now and then
 
 
 if __name__ == "__main__":

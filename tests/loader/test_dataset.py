@@ -219,6 +219,12 @@ def test_a_directory_that_is_no_version(tmp_path: Path, small: Path) -> None:
     small.rename(tmp_path / "all" / "versions" / "v1")
     with pytest.raises(PlanError, match=r"give one of its versions, as .*/all/versions/v1"):
         ShardDataset(tmp_path / "all", batch_size=1)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PlanError, match="is it mounted"):
+        ShardDataset(tmp_path / "empty", batch_size=1)
+    (tmp_path / "all" / "store.json").touch()
+    with pytest.raises(PlanError, match=r"a store; mount .*: fsmount mount .*/all@latest MOUNT"):
+        ShardDataset(tmp_path / "all", batch_size=1)
 
 
 def test_samples_of_different_shapes_are_told_apart_by_key(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsmount.errors import IntegrityError, InvalidNameError, MountError, NotAStoreError
+from fsmount.errors import IntegrityError, InvalidNameError, MountError, VersionExistsError
 from fsmount.mount import checks, holders, records
 from fsmount.mount.fusepy_driver import Adapter, FuseOptions, _arguments, _Fuse
 from fsmount.mount.mountinfo import parse
@@ -190,7 +190,7 @@ def test_a_fault_is_logged_once_with_its_cause(caplog: pytest.LogCaptureFixture)
         assert errno_of(IntegrityError("shards/a: object 12 is damaged"), "read /x") == errno.EIO
         assert errno_of(FileNotFoundError(errno.ENOENT, "x"), "getattr /x") == errno.ENOENT
         assert errno_of(InvalidNameError("x"), "x") == errno.EINVAL
-        assert errno_of(NotAStoreError("x"), "x") == errno.ENOTDIR
+        assert errno_of(VersionExistsError("x"), "x") == errno.EEXIST
         assert errno_of(ZeroDivisionError("y"), "read /y") == errno.EIO
     first, second = caplog.records
     assert first.getMessage() == "read /x: shards/a: object 12 is damaged"

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from mounting import Mounter, fsmount, request_for, sweep, wait_for
+from mounting import Mounter, fsmount, request_for, wait_for
+from serving import both_drivers, has_ended, processes_of, server_of
 
 from fsmount.errors import MountError
 from fsmount.model import Version
-from fsmount.mount import ending, lifecycle, records
+from fsmount.mount import lifecycle, records
 from fsmount.mount.ending import umount
 from fsmount.mount.mountinfo import mount_at
 from fsmount.mount.request import FUSEPY, KERNEL, MountRequest
@@ -28,53 +24,6 @@ from fsmount.store import Store
 from fsmount.testing import tiny
 
 pytestmark = pytest.mark.mounted
-
-NOBODY = 65534
-both_drivers = pytest.mark.parametrize("driver", [KERNEL, FUSEPY])
-
-
-def has_ended(pid: int, seconds: float = 10.0) -> bool:
-    """Wait for the end of any process."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    with open(descriptor, "rb", buffering=0):
-        return bool(select.select([descriptor], [], [], seconds)[0])
-
-
-def processes_of(mountpoint: str) -> list[int]:
-    """Who keeps it alive: its supervisor, if the driver has one, and its server."""
-    record = records.read(mountpoint)
-    assert record is not None
-    assert record.server_pid is not None
-    return [one.pid for one in record.processes]
-
-
-def server_of(mountpoint: str) -> int:
-    """The process that the mount ends with."""
-    return processes_of(mountpoint)[0]
-
-
-def kill_all(mountpoint: str) -> None:
-    for pid in processes_of(mountpoint):
-        os.kill(pid, signal.SIGKILL)
-        assert has_ended(pid)
-
-
-@contextmanager
-def held(mountpoint: str, code: str) -> Iterator[int]:
-    """A process that runs `code` in the mount and then waits."""
-    program = f"{code}\nprint('held', flush=True)\ninput()"
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", env={"M": mountpoint}
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        yield process.pid
-        process.stdin.close()
 
 
 @both_drivers
@@ -215,100 +164,6 @@ def test_nothing_is_stacked(store: Store, version: Version, mounter: Mounter) ->
     mounter(request_for(store))
 
 
-def test_umount_of_nothing(mountpoint: str) -> None:
-    for path, message in {mountpoint: "nothing is mounted on", "/proc": "has proc mounted"}.items():
-        done = fsmount("umount", path)
-        assert done.returncode == 1
-        assert done.stderr.startswith("error: ")
-        assert message in done.stderr
-
-
-MAP_SUMS = """
-import mmap, os
-with open(os.environ["M"] + "/SHA256SUMS") as file:
-    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-"""
-
-
-@both_drivers
-@pytest.mark.parametrize(
-    ("code", "what"),
-    [
-        ("import os; os.chdir(os.environ['M'] + '/shards')", "working directory"),
-        ("import os; f = open(os.environ['M'] + '/VERSION.json')", "VERSION.json"),
-        (MAP_SUMS, "SHA256SUMS"),
-    ],
-)
-@pytest.mark.usefixtures("version")
-def test_a_busy_mount_says_who_holds_it(
-    store: Store, mounter: Mounter, code: str, what: str, driver: str
-) -> None:
-    root = mounter(request_for(store, driver=driver))
-    with held(root, code) as pid:
-        done = fsmount("umount", root)
-        assert done.returncode == 1
-        assert done.stderr.startswith(f"error: {root} is busy: ")
-        assert re.search(rf"\w+ \({pid}: {re.escape(what)}\)", done.stderr)
-        assert "--lazy" in done.stderr
-        assert os.listdir(root)
-    assert umount(root) is None
-
-
-@both_drivers
-def test_lazy_umount_lets_its_readers_finish(
-    store: Store, version: Version, mounter: Mounter, driver: str
-) -> None:
-    del version
-    root = mounter(request_for(store, driver=driver))
-    pid = server_of(root)
-    with open(f"{root}/shards/_root/000000.tar", "rb", 0) as file:
-        done = fsmount("umount", "--lazy", root)
-        assert done.returncode == 0
-        assert (
-            done.stderr
-            == f"note: detached; process {pid} serves it until the last file is closed\n"
-        )
-        assert os.listdir(root) == []
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        assert len(file.read()) == os.fstat(file.fileno()).st_size
-        assert root not in fsmount("mounts").stdout
-    assert has_ended(pid)
-
-
-@both_drivers
-@pytest.mark.parametrize("ended_by", ["mount", "umount", "nobody"])
-def test_a_killed_server_leaves_a_mount_that_is_cleared(
-    store: Store, version: Version, mounter: Mounter, ended_by: str, driver: str
-) -> None:
-    del version
-    root = mounter(request_for(store, driver=driver))
-    with held(root, "import os; os.chdir(os.environ['M'])"):
-        kill_all(root)
-        with suppress(OSError):  # asked while the connection was being ended
-            os.listdir(root)
-        with pytest.raises(OSError, match="not connected"):
-            os.listdir(root)
-        assert re.search(rf"{root} .* dead\n", fsmount("mounts").stdout)
-        if ended_by == "mount":
-            done = fsmount("mount", f"{store.path}@v1", root)
-            assert (done.returncode, done.stderr) == (
-                0,
-                f"note: cleared a dead mount from {root}\n",
-            )
-            assert os.listdir(root)
-        else:
-            if ended_by == "nobody":  # but somebody removed the record
-                os.unlink(records.write(records.read(root) or pytest.fail("no record")))
-            done = fsmount("umount", root)
-            assert done.returncode == 0
-            assert done.stderr == f"note: the server of {root} was dead; the mount is cleared\n"
-            assert os.listdir(root) == []
-    if ended_by == "mount":
-        umount(root)
-    assert records.read(root) is None
-    assert mount_at(root) is None
-
-
 @both_drivers
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_foreground(
@@ -347,20 +202,6 @@ def test_foreground_says_why_not(store: Store, version: Version, mountpoint: str
     done = fsmount("mount", "--foreground", f"{store.path}@v1", f"{mountpoint}/none")
     assert done.returncode == 1
     assert done.stderr.startswith("error: no mountpoint")
-
-
-@both_drivers
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_server_that_is_asked_to_end_unmounts(
-    store: Store, version: Version, mounter: Mounter, number: signal.Signals, driver: str
-) -> None:
-    del version
-    root = mounter(request_for(store, driver=driver))
-    pid = server_of(root)
-    os.kill(pid, number)
-    assert has_ended(pid)
-    assert mount_at(root) is None
-    assert records.read(root) is None
 
 
 def test_a_store_that_can_not_be_leased_is_mounted_all_the_same(
@@ -431,178 +272,6 @@ def test_a_relative_store_and_mountpoint(store: Store, version: Version, tmp_pat
     link.symlink_to(store.path)
     assert fsmount("mount", "s@v1", "m", cwd=tmp_path).returncode == 0
     assert fsmount("umount", "m", cwd=tmp_path).returncode == 0
-
-
-def as_nobody(*command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `command` as another user, who may look at every file of this installation.
-
-    That right does not reach into mounts of others, nor to writing.
-    """
-    rights = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
-    user = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
-    return subprocess.run(
-        ["setpriv", *user, *(rights if env else []), *command],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **(env or {})},
-        timeout=60,
-    )
-
-
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """A directory that every user can reach."""
-    with tempfile.TemporaryDirectory(prefix="fsmount-test-") as path:
-        os.chmod(path, 0o755)  # noqa: S103
-        try:
-            yield Path(path)
-        finally:
-            sweep(path, only_dead=False)
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
-
-
-@needs_root
-def test_others_look_in_only_when_allowed(store: Store, version: Version, public: Path) -> None:
-    del version
-    root = public / "mnt"
-    root.mkdir()
-    for allowed in (False, True):
-        lifecycle.mount(MountRequest(store.path, "v1", str(root), allow_other=allowed))
-        done = as_nobody("cat", f"{root}/VERSION.json")
-        assert (done.returncode == 0) is allowed
-        assert ("Permission denied" in done.stderr) is not allowed
-        umount(str(root))
-    lifecycle.mount(MountRequest(store.path, "v1", str(root), allow_other=True, umask=0o077))
-    assert as_nobody("cat", f"{root}/VERSION.json").returncode == 1
-    umount(str(root))
-    lifecycle.mount(
-        MountRequest(store.path, "v1", str(root), allow_other=True, umask=0o077, uid=NOBODY)
-    )
-    assert as_nobody("cat", f"{root}/VERSION.json").returncode == 0
-    umount(str(root))
-
-
-@pytest.fixture
-def fuse_for_all() -> Iterator[None]:
-    """/dev/fuse as distributions ship it."""
-    mode = os.stat("/dev/fuse").st_mode
-    os.chmod("/dev/fuse", 0o666)  # noqa: S103
-    yield
-    os.chmod("/dev/fuse", stat.S_IMODE(mode))
-
-
-@needs_root
-@pytest.mark.usefixtures("fuse_for_all")
-def test_an_ordinary_user_mounts(public: Path) -> None:
-    store = Store.create(str(public / "store"))
-    tiny.publish(store, "v1", {"p": [tiny.numbered("p/x", 1)]})
-    root, home = public / "mnt", public / "home"
-    for path in (root, home):
-        path.mkdir()
-        os.chown(path, NOBODY, NOBODY)
-    env = {"XDG_RUNTIME_DIR": str(home), "XDG_STATE_HOME": str(home), "HOME": str(home)}
-    command = (sys.executable, "-m", "fsmount_cli.main")
-    os.chmod("/dev/fuse", 0o600)
-    done = as_nobody(*command, "mount", f"{store.path}@v1", str(root), env=env)
-    assert done.stderr == (
-        "error: /dev/fuse is closed to this user; root opens it to all: chmod 666 /dev/fuse\n"
-    )
-    os.chmod("/dev/fuse", 0o666)  # noqa: S103
-    done = as_nobody(*command, "mount", "--allow-other", f"{store.path}@v1", str(root), env=env)
-    assert done.returncode == 1
-    assert "user_allow_other in /etc/fuse.conf" in done.stderr
-    done = as_nobody(*command, "mount", f"{store.path}@v1", str(root), env=env)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("note: the store can't be leased")
-    try:
-        check = as_nobody("sh", "-c", f"cd {root} && sha256sum -c --quiet SHA256SUMS")
-        assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
-        with pytest.raises(PermissionError):
-            os.listdir(root)  # not even root
-    finally:
-        done = as_nobody(*command, "umount", str(root), env=env)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert list(Path(home, "fsmount").glob("*.json")) == []
-
-
-@both_drivers
-@pytest.mark.parametrize("lazy", [False, True])
-def test_an_umount_ends_within_its_time(
-    store: Store, version: Version, mounter: Mounter, driver: str, lazy: bool
-) -> None:
-    """A server that does not answer does not make umount hang, nor those who ask it."""
-    del version
-    root = mounter(request_for(store, driver=driver))
-    *_, pid = processes = processes_of(root)
-    os.kill(pid, signal.SIGSTOP)
-    reader = subprocess.Popen(["cat", f"{root}/VERSION.json"], stderr=subprocess.DEVNULL)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ending, "END_SECONDS", 0.2)
-            patch.setattr(records, "PROBE_SECONDS", 0.2)
-            if lazy:
-                note = umount(root, lazy=True)
-                assert reader.wait(10) == 1
-                assert note is not None
-                assert note.startswith(f"nobody answered on {root}, so its connection was ended")
-            else:
-                if driver == KERNEL:  # whose own question ends with the command
-                    assert "; nobody answers them; close" in fsmount("umount", root).stderr
-                reader.kill()
-                reader.wait(10)
-                assert re.search(rf"process .*{pid} did not end .* killed", umount(root) or "")
-        assert mount_at(root) is None
-        assert records.read(root) is None
-        assert all(has_ended(one, 0) for one in processes)
-    finally:
-        reader.kill()
-        reader.wait()
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-
-def test_a_server_that_does_not_come_up_is_ended(
-    store: Store, version: Version, mountpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del version
-    monkeypatch.setattr(lifecycle, "START_SECONDS", 0.0)
-    monkeypatch.setattr(lifecycle, "_KILL_SECONDS", 0.1)
-    with pytest.raises(MountError, match="the server did not serve in 0 s; it was stopped"):
-        lifecycle.mount(MountRequest(store.path, "v1", mountpoint))
-    assert mount_at(mountpoint) is None
-    assert not processes_about(mountpoint)
-
-
-def test_a_server_that_dies_is_an_error(
-    store: Store, version: Version, mountpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del version
-    monkeypatch.setenv("FUSE_LIBRARY_PATH", "/nowhere/libfuse.so")
-    with pytest.raises(MountError, match=r"libfuse 2 is not installed: .*nowhere/libfuse.so"):
-        lifecycle.mount(MountRequest(store.path, "v1", mountpoint, driver=FUSEPY))
-    monkeypatch.delenv("FUSE_LIBRARY_PATH")
-    monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    with pytest.raises(MountError, match=r"the server died before it served \(.*\); its log is"):
-        lifecycle.mount(MountRequest(store.path, "v1", mountpoint))
-    assert mount_at(mountpoint) is None
-    assert not processes_about(mountpoint)
-
-
-def processes_about(mountpoint: str) -> list[int]:
-    """The servers, starting or serving, of a mountpoint."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                command = Path("/proc", name, "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"fsmount.mount" in command and f'"{mountpoint}"'.encode() in command:
-                found.append(int(name))
-    return found
 
 
 def test_mount8_calls_us_with_its_own_arguments(

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -34,6 +35,11 @@ def demo(keep: Path | None) -> None:
     Takes about a minute. Needs the extra `fsmount[demo]` and FUSE; everything it mounts is
     unmounted again.
     """
+    for module in ("sklearn", "torch"):
+        if find_spec(module) is None:
+            raise FsmountError(
+                f"no {module} here: install the extra with pip install 'fsmount[demo]'"
+            )
     with _workplace(keep) as place:
         _run_all(place)
 

@@ -5,6 +5,7 @@ python -m torch.distributed.run --nproc-per-node 2 -m fsmount_cli.demo.train MOU
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -40,6 +41,8 @@ def main(mounted: str) -> None:
     if dist.get_rank() == 0:
         print(f"test accuracy: {accuracy:.3f}", flush=True)
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may outlive the interpreter, which then aborts now and then
 
 
 @torch.no_grad()
