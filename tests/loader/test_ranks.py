@@ -26,7 +26,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     other = build(root / "other", {**parts, "d": [numbered(7, 3)]})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(PROGRAM), str(one), str(other), str(root)],
+        [*command, f"--log-dir={root}/log", str(PROGRAM), str(one), str(other), str(root)],
         check=False,
         capture_output=True,
         text=True,

@@ -95,7 +95,7 @@ def _mounted(what: str, mountpoint: str) -> Iterator[None]:
 def _train(mounted: str) -> None:
     _command(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *("-m", "fsmount_cli.demo.train", mounted),
+        *("--log-dir", f"{os.path.dirname(mounted)}/log", "-m", "fsmount_cli.demo.train", mounted),
         shown=f"torchrun --standalone --nproc-per-node 2 -m fsmount_cli.demo.train {mounted}",
     )
 
