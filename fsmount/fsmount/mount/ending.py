@@ -162,6 +162,7 @@ def _has_ended(process: Owner, seconds: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return not _runs(process) or readable(descriptor, seconds)
+        # of several threads the first may have ended and the process not yet
+        return Owner.of(process.pid) != process or readable(descriptor, seconds)
     finally:
         os.close(descriptor)
