@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Protocol
 
 from fsmount.errors import InvalidNameError, PartitionError
 
@@ -151,16 +150,6 @@ class Partition:
         return (self.manifest, *self.shards)
 
 
-class PartitionRule(Protocol):
-    """How a version groups its samples: a pure function from key to partition id."""
-
-    def partition_of(self, key: str) -> str | None:
-        """The partition id of `key`, or None where the rule leaves the sample out."""
-        ...
-
-    def __str__(self) -> str: ...
-
-
 def _directory(key: str) -> str:
     return key.rpartition("/")[0] or ROOT_PARTITION
 
@@ -220,6 +209,8 @@ class RegexRule:
         return f"the regular expression {self.pattern!r}"
 
 
+# How a version groups its samples: `partition_of` is a pure function from key to partition id, None
+# where the rule leaves a sample out; `str` says the rule in words.
 Rule = DirectoryRule | DepthRule | RegexRule
 
 

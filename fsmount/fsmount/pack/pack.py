@@ -112,11 +112,7 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     if options.workers > (os.cpu_count() or 1):
         _log.warning("%d workers on %d cores", options.workers, os.cpu_count())
     tree = NpzTree(os.path.realpath(source))
-    namespace = tree.root if options.source_namespace is None else options.source_namespace
-    _check_text("source namespace", namespace)
-    _check_text("message", options.message)
-    if not namespace:
-        raise InvalidNameError("the source namespace is empty")
+    namespace = _namespace(tree, options)
     listing = _scan(tree, os.path.realpath(store), options)
     base, latest = _base(store, options.base)
     setting = _setting(base, namespace, options)
@@ -164,6 +160,16 @@ def _scan(tree: NpzTree, store: str, options: PackOptions) -> Listing:
     if options.require_sidecars:
         check_sidecars(listing.samples)
     return listing
+
+
+def _namespace(tree: NpzTree, options: PackOptions) -> str:
+    """What the source is called, once all that is given as text is seen to fit a document."""
+    namespace = tree.root if options.source_namespace is None else options.source_namespace
+    _check_text("source namespace", namespace)
+    _check_text("message", options.message)
+    if not namespace:
+        raise InvalidNameError("the source namespace is empty")
+    return namespace
 
 
 def _check_text(what: str, text: str) -> None:
