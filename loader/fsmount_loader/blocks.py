@@ -26,9 +26,12 @@ _SPARE_MAX = 4  # blocks that wait to be used again
 _LENT_MAX = 512  # blocks in use; a process can have 65,530 mappings
 
 
-def map_block(nbytes: int, file: int = -1) -> mmap.mmap:
-    """Map `nbytes` of `file`, or new memory that no other process sees."""
-    memory = mmap.mmap(file, max(nbytes, 1))
+def map_block(nbytes: int, file: int | None = None) -> mmap.mmap:
+    """Map `nbytes` of `file`, or new memory that is this process's own, in a fork too."""
+    if file is None:
+        memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:
+        memory = mmap.mmap(file, max(nbytes, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)

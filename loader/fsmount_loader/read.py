@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,45 +24,45 @@ from fsmount_loader.plan import Plan
 
 _log = logging.getLogger("fsmount_loader")
 
-_RUN_MAX = 16 << 20  # bytes read at once, unless one payload is larger
+_RUN_MAX = 16 << 20  # bytes read at once, about
+_ANNOUNCED_AT_ONCE = 128 << 10  # bytes; Linux ignores what is beyond a device's read-ahead
 _FIRST_WAIT = 0.1  # seconds before the first retry; doubled each time
 _LONGEST_WAIT = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Neighbouring payloads of one shard that are read at once."""
 
     shard: int
     start: int
     stop: int
-    places: tuple[int, ...]  # in the rows that were asked for
+    places: Sequence[int]  # in the rows that were asked for
 
 
 def coalesce(
     shard: npt.NDArray[np.integer], offset: Int64s, size: Int64s, threshold: int
-) -> Iterator[Run]:
+) -> list[Run]:
     """Group payloads into runs, in shard and offset order.
 
-    Payloads up to `threshold` bytes apart are read through, others sought.
+    Payloads up to `threshold` bytes apart are read through, others sought. A run ends with the
+    payload that crosses a multiple of 16 MiB.
     """
+    if not len(shard):
+        return []
     order = np.lexsort((offset, shard))
-    starts, ends = offset[order].tolist(), (offset + size)[order].tolist()
-    places: list[int] = []
-    now = start = stop = 0
-    for place, of, here, end in zip(
-        order.tolist(), shard[order].tolist(), starts, ends, strict=True
-    ):
-        near = of == now and here - stop <= threshold and max(stop, end) - start <= _RUN_MAX
-        if places and not near:
-            yield Run(now, start, stop, tuple(places))
-            places = []
-        if not places:
-            now, start, stop = of, here, here
-        places.append(place)
-        stop = max(stop, end)
-    if places:
-        yield Run(now, start, stop, tuple(places))
+    shard, start = shard[order], offset[order]
+    stop, piece = start + size[order], start // _RUN_MAX
+    near = (shard[1:] == shard[:-1]) & (start[1:] - stop[:-1] <= threshold)
+    near &= (piece[1:] == piece[:-1]) & (stop[1:] >= stop[:-1])
+    bounds = [0, *(np.flatnonzero(~near) + 1).tolist(), len(order)]
+    shards, starts, stops, places = (a.tolist() for a in (shard, start, stop, order))
+    return [Run(shards[a], starts[a], stops[b - 1], places[a:b]) for a, b in pairwise(bounds)]
+
+
+@dataclass(slots=True)
+class _OpenShard:
+    file: int
+    mapping: mmap.mmap | None = None  # only to announce by; nothing is read through it
 
 
 class ShardFiles:
@@ -66,64 +70,82 @@ class ShardFiles:
 
     def __init__(self, paths: Sequence[str], most: int | None = None) -> None:
         self._paths = paths
-        self._most = _open_files_limit() if most is None else most
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._most = _open_shards_limit() if most is None else most
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._owner = os.getpid()
 
     def read(self, shard: int, start: int, buffer: memoryview) -> int:
         """Fill `buffer` from byte `start` of a shard; returns how much there was, or OSError."""
-        fd, got = self._fd(shard), 0
-        while got < len(buffer):
-            more = os.preadv(fd, [buffer[got:]], start + got)
-            if not more:
-                break
+        file = self._opened(shard).file
+        got = more = os.preadv(file, [buffer], start)
+        while more and got < len(buffer):
+            more = os.preadv(file, [buffer[got:]], start + got)
             got += more
         return got
 
     def announce(self, shard: int, start: int, stop: int) -> None:
-        """Tell the kernel that these bytes will be read soon; never fails."""
-        self._advise(shard, start, stop, "POSIX_FADV_WILLNEED")
+        """Have the kernel fetch these bytes soon; never fails.
+
+        By advice on a mapping. Advice on the descriptor of a file that a FUSE server passes through
+        would fetch the bytes from that server, into a page cache that no read looks at.
+        """
+        try:
+            mapping = self._mapped(shard)
+            stop = min(stop, len(mapping))
+            for at in range(start - start % mmap.PAGESIZE, stop, _ANNOUNCED_AT_ONCE):
+                mapping.madvise(mmap.MADV_WILLNEED, at, min(_ANNOUNCED_AT_ONCE, stop - at))
+        except (OSError, ValueError) as error:
+            _log.debug("%s: can't be read ahead: %s", self._paths[shard], error)
 
     def forget(self, shard: int, start: int, stop: int) -> None:
-        """Have these bytes read from storage next time, through a new descriptor; never fails."""
-        self._advise(shard, start, stop, "POSIX_FADV_DONTNEED")
+        """Have these bytes read from storage next time where the system can; never fails."""
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                file = self._opened(shard).file
+                os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)
         self.reopen(shard)
 
     def reopen(self, shard: int) -> None:
         """Close a shard, so that the next read opens it again."""
-        fd = self._open.pop(shard, None)
-        if fd is not None:
-            os.close(fd)
+        opened = self._open.pop(shard, None)
+        if opened is not None:
+            _close(opened)
 
     def close(self) -> None:
         """Close all; the object can be used again."""
         for shard in list(self._open):
             self.reopen(shard)
 
-    def _advise(self, shard: int, start: int, stop: int, advice: str) -> None:
-        if hasattr(os, "posix_fadvise"):
-            try:
-                os.posix_fadvise(self._fd(shard), start, stop - start, getattr(os, advice))
-            except OSError as error:
-                _log.debug("%s: %s: %s", self._paths[shard], advice, error)
+    def _mapped(self, shard: int) -> mmap.mmap:
+        opened = self._opened(shard)
+        if opened.mapping is None:
+            opened.mapping = mmap.mmap(opened.file, 0, access=mmap.ACCESS_READ)
+        return opened.mapping
 
-    def _fd(self, shard: int) -> int:
+    def _opened(self, shard: int) -> _OpenShard:
         if self._owner != os.getpid():  # a fork: the descriptors are shared, the bookkeeping is not
             self.close()
             self._owner = os.getpid()
-        fd = self._open.get(shard)
-        if fd is None:
-            fd = os.open(self._paths[shard], os.O_RDONLY | os.O_CLOEXEC)
-            self._open[shard] = fd
+        opened = self._open.get(shard)
+        if opened is None:
+            opened = _OpenShard(os.open(self._paths[shard], os.O_RDONLY | os.O_CLOEXEC))
+            self._open[shard] = opened
         self._open.move_to_end(shard)
         if len(self._open) > self._most:
-            os.close(self._open.popitem(last=False)[1])
-        return fd
+            _close(self._open.popitem(last=False)[1])
+        return opened
 
 
-def _open_files_limit() -> int:
+def _close(opened: _OpenShard) -> None:
+    if opened.mapping is not None:
+        opened.mapping.close()
+    os.close(opened.file)
+
+
+def _open_shards_limit() -> int:
+    """How many shards may be open: each takes two descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1024 if soft == resource.RLIM_INFINITY else max(16, min(1024, soft // 4))
+    return 1024 if soft == resource.RLIM_INFINITY else max(16, min(1024, soft // 8))
 
 
 class Reader:
@@ -143,7 +165,7 @@ class Reader:
         self._threshold = seek_threshold
         self._retries = retries
         self._sleep = sleep
-        self._buffer = bytearray()
+        self._buffer = memoryview(bytearray())
 
     def payloads(self, rows: Int64s) -> Iterator[tuple[int, memoryview | FsmountError]]:
         """For each of `rows`, in storage order: its place in `rows`, and its payload or the error.
@@ -177,8 +199,8 @@ class Reader:
     def _attempt(self, shard: int, start: int, stop: int) -> memoryview:
         """What can be read of a run at the first attempt, perhaps nothing."""
         if len(self._buffer) < stop - start:
-            self._buffer = bytearray(stop - start)
-        buffer = memoryview(self._buffer)[: stop - start]
+            self._buffer = memoryview(bytearray(stop - start))
+        buffer = self._buffer[: stop - start]
         try:
             return buffer[: self._files.read(shard, start, buffer)]
         except OSError:

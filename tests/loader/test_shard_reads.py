@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +27,11 @@ from fsmount_loader.version import VersionFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-PAYLOADS = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 400), st.integers(1, 50)), max_size=20
+PAYLOADS = st.lists(  # of three shards whose members never overlap, but may be asked for twice
+    st.tuples(st.integers(0, 2), st.integers(0, 20)).map(
+        lambda at: (at[0], at[1] * 50, 1 + at[1] * 37 % 50)
+    ),
+    max_size=20,
 )
 
 
@@ -58,7 +62,7 @@ def test_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fsmount_loader.read._RUN_MAX", 100)
     shard, size = np.zeros(10, np.int64), np.full(10, 40, np.int64)
     runs = list(coalesce(shard, np.arange(10) * 40, size, 1000))
-    assert [run.places for run in runs] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    assert [run.places for run in runs] == [[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]]
     assert len(list(coalesce(shard[:2], np.array([0, 200]), size[:2] * 5, 1000))) == 2
 
 
@@ -143,11 +147,10 @@ def test_each_chunk_is_announced_once_and_before_it_is_read(
 ) -> None:
     announced: list[tuple[str, int, int]] = []
 
-    def note(fd: int, start: int, size: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_WILLNEED
-        announced.append((os.readlink(f"/proc/self/fd/{fd}"), start, start + size))
+    def note(files: ShardFiles, shard: int, start: int, stop: int) -> None:
+        announced.append((files._paths[shard], start, stop))
 
-    monkeypatch.setattr(os, "posix_fadvise", note)
+    monkeypatch.setattr(ShardFiles, "announce", note)
     data = ShardDataset(larger, batch_size=8, chunk_size=5, streams=4, columns=["__offset__"])
     assert len(all_numbers(data)) == 103
     spans = sorted(announced)
@@ -157,6 +160,40 @@ def test_each_chunk_is_announced_once_and_before_it_is_read(
     announced.clear()
     assert len(all_numbers(ShardDataset(larger, batch_size=8, prefetch=0))) == 103
     assert announced == []
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="only Linux tells what is cached")
+def test_what_is_announced_is_fetched(tmp_path: Path) -> None:
+    path, size = tmp_path / "shard", 1 << 20
+    path.write_bytes(bytes(size))
+    os.sync()
+    files = ShardFiles([str(path)])
+    with path.open("rb") as file:
+
+        def cached(at: int) -> bool:
+            try:
+                return os.preadv(file.fileno(), [bytearray(1)], at, os.RWF_NOWAIT) == 1
+            except BlockingIOError:
+                return False
+
+        os.posix_fadvise(file.fileno(), 0, size, os.POSIX_FADV_DONTNEED)
+        if cached(300_000):
+            pytest.skip("a file system that is its own cache")
+        files.announce(0, 300_000, 2 * size)  # beyond its end, as a bad manifest may say
+        end = time.monotonic() + 60
+        while not (cached(300_000) and cached(size - 1)):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert not cached(0)
+    files.close()
+
+
+def test_what_can_not_be_announced_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    files = ShardFiles([str(tmp_path / "empty"), str(tmp_path / "missing"), str(tmp_path)])
+    for shard, start in ((0, 0), (1, 0), (2, 0), (0, 1 << 62), (0, -(1 << 62))):
+        files.announce(shard, start, (1 << 63) - 1)
+    files.close()
 
 
 def test_open_files_are_bounded_and_survive_a_fork(small: Path) -> None:
