@@ -8,10 +8,12 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +32,7 @@ from fsmount.vfs.parted import Look
 T = TypeVar("T")
 
 SECONDS = 30
+HERE = os.path.dirname(__file__)
 
 
 class NotServedError(Exception):
@@ -84,7 +87,7 @@ def config_for(store: Store, mountpoint: str, tag: str = "v1", **more: Any) -> C
     """The config that serves `tag`, shown as this user's."""
     document = store.resolve(TagRef(tag))
     look = Look(Owner.of_process())
-    made = prepare_version(store, document, mountpoint, f"fsmount:{store.path}@{tag}", look)
+    made = prepare_version(store, document, mountpoint, f"{store.path}@{tag}", look)
     return replace(made, **more)
 
 
@@ -139,6 +142,15 @@ def start(command: list[str], mountpoint: str, log: str, **popen: Any) -> Kernel
         end(mount)
         raise NotServedError(answer["error"])
     return mount
+
+
+def strange(case: str, store: Store, directory: Path, **config: Any) -> KernelMount:
+    """A mount that behaves as `strange.py` makes it, below `directory`; to be ended."""
+    root = directory / "strange"
+    root.mkdir()
+    made = config_for(store, str(root), **config)
+    command = [sys.executable, f"{HERE}/strange.py", case, made.to_json()]
+    return start(command, str(root), str(directory / "strange.log"))
 
 
 def end(mount: KernelMount) -> None:

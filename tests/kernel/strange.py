@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsmount.errors import FormatError
-from fsmount.mount.kernel import server, start
+from fsmount.mount.kernel import crew, link, server, start, supervisor, turns
+from fsmount.mount.kernel.backing import BackingIds
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.session import GRACE
 from fsmount.vfs.filesystem import FileSystem, Handle
 from fsmount.vfs.pathlist import PathList
 
 HUNG = "shards/large/000000.tar"
+IMPATIENCE = 0.3  # seconds
 
 
 @dataclass(slots=True)
@@ -102,6 +104,19 @@ def _hanging(*, when_opened: bool, seconds: float | None = None) -> Make:
     return make
 
 
+class NotedIds(BackingIds):
+    """Writes to the log which backing ids come and go."""
+
+    def register(self, fd: int) -> int:
+        made = super().register(fd)
+        sys.stderr.write(f"backing +{made}\n")
+        return made
+
+    def close(self, backing_id: int) -> None:
+        sys.stderr.write(f"backing -{backing_id}\n")
+        super().close(backing_id)
+
+
 CASES: dict[str, Make] = {
     "dying": _dying,
     "dying-later": _dying_later,
@@ -112,5 +127,12 @@ CASES: dict[str, Make] = {
 }
 
 if __name__ == "__main__":
-    server.file_system = CASES[sys.argv[1]]
+    match sys.argv[1]:
+        case "impatient":
+            link._SECONDS = IMPATIENCE
+        case "noted":
+            supervisor.BackingIds = NotedIds  # type: ignore[attr-defined]
+        case strange:
+            crew.MOST, turns.MOST = 12, 4
+            server.file_system = CASES[strange]
     sys.exit(start.main(sys.argv[2], sys.argv[3]))

@@ -67,6 +67,11 @@ class OpenNodesRules(RuleBasedStateMachine):
         self.nodes.release(node, opener)
         self.openers.get(node, set()).discard(opener)
 
+    @rule()
+    def forget(self) -> None:
+        self.nodes.forget()
+        self.openers.clear()
+
     @invariant()
     def ids_live_as_long_as_somebody_uses_them(self) -> None:
         used = {self.how[node] for node, openers in self.openers.items() if openers}

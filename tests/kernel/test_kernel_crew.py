@@ -10,6 +10,7 @@ import pytest
 from kernel_mounts import wait_for
 
 from fsmount.mount.kernel.crew import CALM, STALL, Crew, EndOfWork
+from fsmount.mount.kernel.turns import MOST, Turns
 
 SECONDS = 20
 
@@ -86,3 +87,19 @@ def test_a_failure_to_take_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         Crew(take, print, lambda: None).run()
+
+
+def test_so_many_have_their_turn_at_a_node_and_the_others_in_order() -> None:
+    turns: Turns[int] = Turns()
+    let_in = [work for work in range(MOST + 5) if turns.enter(1, work)]
+    assert let_in == list(range(MOST))
+    assert turns.enter(2, 0)
+    assert turns.leave(2) is None
+    assert [turns.leave(1) for _ in range(5)] == list(range(MOST, MOST + 5))
+    assert [turns.leave(1) for _ in range(MOST - 1)] == [None] * (MOST - 1)
+    assert [turns.enter(1, work) for work in range(MOST)] == [True] * (MOST - 1) + [False]
+    assert turns.leave(1) == MOST - 1
+    for _ in range(MOST):
+        assert turns.leave(1) is None
+    assert not turns._inside
+    assert not turns._outside

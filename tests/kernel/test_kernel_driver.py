@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +22,7 @@ from kernel_mounts import (
     is_backed,
     read,
     start,
+    strange,
     wait_for,
 )
 from readers import objects_of
@@ -71,14 +74,42 @@ def test_one_file_opened_by_many_and_again(mount: Mounter, store: Store, passthr
             assert all(file.read() == expected[1000:] for file in files[1::2])
 
 
+@needs_root
+def test_a_file_has_one_backing_id_at_a_time(store: Store, tmp_path: Path) -> None:
+    """Of many processes that open it at once, and of those that come when all have closed it."""
+    served = strange("noted", store, tmp_path)
+    try:
+        if "passthrough" not in served.features:
+            pytest.skip("this kernel has no passthrough")
+        shown, real = objects_of(served.root, store.path)[0]
+        expected = hashlib.sha256(read(real)).hexdigest()
+        for so_far in (1, 2):
+            users = [
+                subprocess.Popen(["sha256sum", shown], stdout=subprocess.PIPE, text=True)
+                for _ in range(20)
+            ]
+            assert [user.communicate()[0].split()[0] for user in users] == [expected] * 20
+            noted = wait_for(lambda: all_given_back(served.log_text()))
+            assert len(noted) >= 2 * so_far
+            assert all(noted[at + 1] == -noted[at] < 0 for at in range(0, len(noted), 2))
+            assert len(set(noted)) == len(noted)  # a number is not used again
+    finally:
+        end(served)
+
+
+def all_given_back(log: str) -> list[int] | None:
+    """Backing ids as they came, and negative as they went; None if one is still there."""
+    noted = list(map(int, re.findall(r"^backing ([+-]\d+)$", log, re.MULTILINE)))
+    return noted if noted and sum(noted) == 0 else None
+
+
 @passthrough
 def test_two_thousand_open_files(tmp_path: Path, mount: Mounter, passthrough: bool) -> None:
     store = Store.create(str(tmp_path / "store"))
-    many = [tiny.numbered(f"many/{n}", n, size=1) for n in range(2000)]
-    tiny.publish(store, "v1", {"many": many}, samples_a_shard=1)
+    tiny.publish_crowded(store, "v1", shards=2000, samples=1)
     served = mount(store, passthrough=passthrough)
     pairs = objects_of(served.root, store.path)
-    assert len(pairs) == 2000
+    assert len(pairs) == 2001
     script = (
         "import os, resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3000, 3000))\n"

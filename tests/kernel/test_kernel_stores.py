@@ -140,7 +140,7 @@ def test_all_versions_of_a_store(tmp_path: Path) -> None:
     root = str(tmp_path / "mnt")
     os.mkdir(root)
     look = Look(Owner.of_process())
-    config = prepare_store(store, root, f"fsmount:{store.path}", look)
+    config = prepare_store(store, root, store.path, look)
     command = command_of(config)
     served = start(command, root, str(tmp_path / "log"))
     try:

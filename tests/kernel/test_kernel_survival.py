@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 from kernel_mounts import (
+    HERE,
     KernelMount,
     Mounter,
     NotServedError,
-    config_for,
     end,
     read,
-    start,
+    strange,
     wait_for,
 )
 from readers import objects_of
@@ -33,7 +33,6 @@ from fsmount.store.leases import Leases
 
 pytestmark = pytest.mark.mounted
 
-HERE = os.path.dirname(__file__)
 KILLING_SECONDS = 30.0 if os.environ.get("FSMOUNT_SOAK") else 3.0
 KILL_EVERY = 0.3
 SECONDS = 20
@@ -170,6 +169,35 @@ def test_a_mount_goes_on_without_its_supervisor(mount: Mounter, store: Store) ->
     wait_for(lambda: mount_at(served.root) is None and is_gone(server))
 
 
+def test_a_supervisor_that_is_stopped_holds_nobody_up_for_long(
+    store: Store, tmp_path: Path
+) -> None:
+    served = strange("impatient", store, tmp_path)
+    pairs = objects_of(served.root, store.path)
+    try:
+        with open(pairs[0][0], "rb", 0) as before:
+            os.kill(served.supervisor, signal.SIGSTOP)
+            for shown, real in pairs:
+                assert read(shown) == read(real)
+            with open(pairs[1][0], "rb", 0) as meanwhile:
+                os.kill(served.supervisor, signal.SIGCONT)
+                assert before.read() == read(pairs[0][1])
+                assert meanwhile.read() == read(pairs[1][1])
+        for shown, real in pairs:
+            assert read(shown) == read(real)
+        kill_server(served)
+        for shown, real in pairs:
+            assert read(shown) == read(real)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(SECONDS) == 0
+        assert mount_at(served.root) is None
+    finally:
+        served.process.send_signal(signal.SIGCONT)
+        end(served)
+    if "passthrough" in served.features:
+        assert served.log_text().count("the supervisor is gone; this server goes on") == 1
+
+
 def test_with_both_dead_the_mount_is_dead(mount: Mounter) -> None:
     served = mount()
     server = served.server
@@ -182,14 +210,6 @@ def test_with_both_dead_the_mount_is_dead(mount: Mounter) -> None:
     with pytest.raises(OSError, match="not connected") as caught:
         os.listdir(served.root)
     assert caught.value.errno == errno.ENOTCONN
-
-
-def strange(case: str, store: Store, tmp_path: Path, **config: object) -> KernelMount:
-    root = tmp_path / "strange"
-    root.mkdir()
-    made = config_for(store, str(root), **config)
-    command = [sys.executable, f"{HERE}/strange.py", case, made.to_json()]
-    return start(command, str(root), str(tmp_path / "strange.log"))
 
 
 def test_a_server_that_never_serves_is_an_error(store: Store, tmp_path: Path) -> None:
@@ -225,6 +245,7 @@ def test_it_gives_up_later_as_well(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["hanging", "hanging-open"])
 def test_a_hanging_object_hangs_nothing_else(case: str, store: Store, tmp_path: Path) -> None:
+    """More users hang than there are threads."""
     served = strange(case, store, tmp_path, passthrough=False)
     others = [p for p in objects_of(served.root, store.path) if not p[0].endswith(HUNG)]
     hung = [
@@ -255,6 +276,7 @@ signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
 libc = ctypes.CDLL(None, use_errno=True)
 fd = libc.open(os.fsencode(sys.argv[1]), os.O_RDONLY)
 print(ctypes.get_errno() if fd < 0 else len(os.read(fd, 100)))
+signal.setitimer(signal.ITIMER_REAL, 0)  # it would end an interpreter that is ending
 """
 
 

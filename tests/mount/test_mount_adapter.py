@@ -199,8 +199,8 @@ def test_a_fault_is_logged_once_with_its_cause(caplog: pytest.LogCaptureFixture)
 
 
 def test_libfuse_is_told_for_ever_in_seconds_and_names_with_commas() -> None:
-    told = _arguments(Failing(ValueError()), FuseOptions("fsmount:/a,b\\c@v1"))
-    assert told["fsname"] == "fsmount:/a\\,b\\\\c@v1"
+    told = _arguments(Failing(ValueError()), FuseOptions("/a,b\\c@v1"))
+    assert told["fsname"] == "/a\\,b\\\\c@v1"
     assert told["attr_timeout"] == told["entry_timeout"] == 365 * 86400
     assert told["negative_timeout"] == 0
     assert told["ro"] is told["default_permissions"] is told["use_ino"] is True

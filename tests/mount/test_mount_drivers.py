@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from mounting import Mounter, fsmount, request_for, wait_for
 
@@ -25,7 +21,6 @@ from fsmount.mount.mountinfo import all_mounts, mount_at
 from fsmount.mount.records import Record
 from fsmount.mount.request import AUTO, FUSEPY, KERNEL, MountRequest
 from fsmount.store import Store
-from fsmount_cli.fstab import HELPER, from_mount8
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can")
 
@@ -87,7 +82,7 @@ def test_of_two_mounts_at_once_one_is_told_of_the_other(
     try:
         assert len(failures) == 2
         for failure in failures:
-            assert f"{mountpoint} has fsmount:{store.path}@v1 mounted already" in failure
+            assert f"{mountpoint} has {store.path}@v1 mounted already" in failure
         assert [one.mountpoint for one in all_mounts()].count(mountpoint) == 1
     finally:
         umount(mountpoint)
@@ -175,65 +170,3 @@ def test_a_descriptor_that_somebody_else_mounts(
     finally:
         if mount_at(mountpoint) is not None:
             umount(mountpoint, lazy=True)
-
-
-def test_the_helper_of_mount8() -> None:
-    call = [
-        "/s@v1",
-        "/m",
-        "-n",
-        "-o",
-        "rw,xattrs,no_passthrough,driver=kernel",
-        "-t",
-        "fuse.fsmount",
-    ]
-    words = from_mount8(call, f"/sbin/{HELPER}")
-    assert words == [
-        "mount",
-        "--xattrs",
-        "--no-passthrough",
-        "--driver",
-        "kernel",
-        "--",
-        "/s@v1",
-        "/m",
-    ]
-    assert from_mount8(["/s", "/m", "-s", "-o", "odd"], HELPER) == ["mount", "--", "/s", "/m"]
-    for wrong in (["/s"], ["/s", "/m", "-N", "1"], ["/s", "/m", "-o", "odd"], ["/s", "/m", "-x"]):
-        with pytest.raises(click.UsageError):
-            from_mount8(wrong, HELPER)
-    with pytest.raises(SystemExit):
-        from_mount8(["/s", "/m", "-f"], HELPER)
-    assert from_mount8(["show", "st@v1", "-o", "x"]) == ["show", "st@v1", "-o", "x"]
-
-
-@pytest.fixture
-def installed() -> Iterator[str]:
-    """The program where mount.fuse3 finds it; not if somebody has put one there."""
-    path = "/usr/local/bin/fsmount"
-    if os.path.lexists(path):
-        pytest.skip(f"{path} is there")
-    program = f"{os.path.dirname(sys.executable)}/fsmount"
-    if not os.path.exists(program):
-        pytest.skip("the command is not installed")
-    os.symlink(program, path)
-    yield path
-    os.unlink(path)
-
-
-@needs_root
-@pytest.mark.mounted
-@pytest.mark.skipif(shutil.which("mount.fuse3") is None, reason="no fuse3")
-@pytest.mark.usefixtures("version", "installed")
-def test_mount8_mounts(store: Store, mountpoint: str) -> None:
-    options = "ro,_netdev,nofail,umask=027,xattrs"
-    command = ["mount", "-t", "fuse.fsmount", "-o", options, f"{store.path}@v1", mountpoint]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    try:
-        assert os.stat(f"{mountpoint}/VERSION.json").st_mode & 0o777 == 0o440
-        processes = record_of(mountpoint).processes
-    finally:
-        subprocess.run(["umount", mountpoint], check=True)
-    wait_for(lambda: all(one.is_gone() for one in processes))
-    wait_for(lambda: records.read(mountpoint) is None)

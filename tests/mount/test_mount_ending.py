@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from mounting import Mounter, fsmount, request_for
+from mounting import Mounter, fsmount, request_for, wait_for
 from serving import both_drivers, has_ended, held, kill_all, processes_of, server_of
 
 from fsmount.errors import MountError
 from fsmount.model import Version
 from fsmount.mount import ending, lifecycle, records
 from fsmount.mount.ending import umount
-from fsmount.mount.mountinfo import mount_at
+from fsmount.mount.mountinfo import all_mounts, mount_at
 from fsmount.mount.request import FUSEPY, KERNEL, MountRequest
 from fsmount.store import Store
 
@@ -116,6 +116,28 @@ def test_a_killed_server_leaves_a_mount_that_is_cleared(
         umount(root)
     assert records.read(root) is None
     assert mount_at(root) is None
+
+
+@pytest.mark.parametrize("first", ["supervisor", "server"])
+def test_killed_in_any_order_and_mounted_again(
+    store: Store, version: Version, mountpoint: str, first: str
+) -> None:
+    """A successor that the supervisor has begun just before it was killed serves on."""
+    del version
+    for _ in range(2):
+        lifecycle.mount(MountRequest(store.path, "v1", mountpoint, driver=KERNEL))
+        supervisor, server = processes_of(mountpoint)
+        pids = [supervisor, server] if first == "supervisor" else [server, supervisor]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert all(map(has_ended, pids))
+        done = fsmount("mount", f"{store.path}@v1", mountpoint)
+        assert done.returncode == 0 or "mounted already" in done.stderr
+        assert [one.mountpoint for one in all_mounts()].count(mountpoint) == 1
+        assert os.listdir(mountpoint)
+        umount(mountpoint)
+        assert mount_at(mountpoint) is None
+        wait_for(lambda: not processes_about(mountpoint))
 
 
 @both_drivers

@@ -82,7 +82,7 @@ def test_the_kernel_is_told_what_is_mounted(
     root = mounter(request_for(store))
     mount = mount_at(root)
     assert mount is not None
-    assert mount.source == f"fsmount:{store.path}@v1"
+    assert mount.source == f"{store.path}@v1"
     info = os.stat(root)
     assert mount.device == f"{os.major(info.st_dev)}:{os.minor(info.st_dev)}"
     with open("/proc/mounts", encoding="utf-8") as file:
@@ -158,7 +158,7 @@ def test_where_nothing_can_be_mounted(store: Store, version: Version, tmp_path: 
 def test_nothing_is_stacked(store: Store, version: Version, mounter: Mounter) -> None:
     del version
     root = mounter(request_for(store))
-    with pytest.raises(MountError, match=r"has fsmount:.*@v1 mounted already.*fsmount umount"):
+    with pytest.raises(MountError, match=r"has .*@v1 mounted already.*fsmount umount"):
         lifecycle.mount(MountRequest(store.path, "v1", root))
     umount(root)
     mounter(request_for(store))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import glob
 import os
 import subprocess
 import tarfile
@@ -24,6 +25,7 @@ from fsmount.mount.request import FUSEPY, KERNEL, MountRequest
 from fsmount.store import Store
 from fsmount.testing import tiny
 from fsmount.vfs.reads import Verify
+from fsmount_loader.webdataset import ShardSamples, decoder
 
 pytestmark = pytest.mark.mounted
 
@@ -73,6 +75,8 @@ def test_stat_and_du(root: str) -> None:
     ]  # fmt: skip
     sizes = [os.path.getsize(f"{d}/{name}") for d, _, names in os.walk(root) for name in names]
     assert int(run("du", "-s", "--apparent-size", "--block-size=1", root).split()[0]) == sum(sizes)
+    blocks = sum(-(-size // 512) for size in sizes)
+    assert int(run("du", "-s", "--block-size=512", root).split()[0]) == blocks
 
 
 def test_cp_cmp_and_diff(root: str, tmp_path: Path) -> None:
@@ -117,6 +121,22 @@ def test_tar_and_webdataset_read_the_shards(root: str) -> None:
         number = int(one["__key__"].rpartition("/")[2])
         expected = samples.encode(tiny.numbered("", number).arrays)
         assert samples.decompress(one["safetensors.zst"], len(expected)) == expected
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_webdataset_decodes_what_our_stream_delivers(root: str) -> None:
+    shards = glob.glob(f"{root}/shards/**/*.tar", recursive=True)
+    plain = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False).decode(decoder)
+    theirs = {one["__key__"]: one["safetensors.zst"] for one in plain}
+    del plain
+    gc.collect()
+    source = ShardSamples(root, batch_size=2, evaluate=True, rank=0, world_size=1)
+    ours = {one["__key__"]: one["safetensors.zst"] for one in source.decode()}
+    assert ours.keys() == theirs.keys() == {f"drive/a b/{n}" for n in range(7)} | {"top"}
+    for number in range(7):
+        for name, array in tiny.numbered("", number).arrays.items():
+            for found in (ours, theirs):
+                assert found[f"drive/a b/{number}"][name].tobytes() == array.tobytes()
 
 
 def test_duckdb_and_pyarrow_read_the_manifests(root: str) -> None:

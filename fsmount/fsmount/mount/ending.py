@@ -71,7 +71,9 @@ def _take_off(mount: KernelMount, record: Record) -> str | None:
     try:
         _unmount_idle(mount.mountpoint)
     except BusyError:
-        who = holders.describe(holders.holders(mount.mountpoint))
+        serving = [one.pid for one in record.processes]
+        found = holders.holders(mount.mountpoint) or holders.waiting(serving)
+        who = holders.describe(found)
         who += "" if _answers(mount) else "; nobody answers them"
         raise MountError(
             f"{mount.mountpoint} is busy: {who}; close them, or detach it at once with --lazy"

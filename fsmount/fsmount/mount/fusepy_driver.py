@@ -15,6 +15,7 @@ import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,14 @@ class _Fuse(fuse.FUSE):  # type: ignore[misc]
             return -errno_of(error, f"{func.__name__} {_path(args)}")
 
 
+def _keep_from_children() -> None:
+    """libfuse leaves its descriptor open for programs that this process might run."""
+    for fd in map(int, os.listdir("/dev/fd")):
+        if fd > 2:
+            with suppress(OSError):  # the listing's own
+                os.set_inheritable(fd, False)
+
+
 def _path(args: tuple[Any, ...]) -> str:
     path = args[0] if args else None
     return os.fsdecode(path) if isinstance(path, bytes) else "(open file)"
@@ -131,6 +140,7 @@ class Adapter:
 
     def init(self, path: str) -> None:
         del path
+        _keep_from_children()
         self._started()
 
     def access(self, path: str, mode: int) -> int:

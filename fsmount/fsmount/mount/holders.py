@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 _NAMED = 5  # so many are named in an error
+_MOMENT = 0.1  # seconds
+_WAITING = frozenset({"request_wait_answer", "__fuse_request_send", "__fuse_simple_request"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,19 @@ def holders(mountpoint: str) -> list[Holder]:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     found = ((pid, next(_held(pid, mountpoint), None)) for pid in pids)
     return [Holder(pid, _command(pid), what) for pid, what in found if what is not None]
+
+
+def waiting(others: Collection[int]) -> list[Holder]:
+    """The processes that wait for an answer of some FUSE mount, as who hangs in `open` does.
+
+    They hold nothing yet that /proc would show; which mount they wait for is not known. Who waits
+    for a moment only is left out, and `others`, which do not count.
+    """
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    found = list(filter(_waits, sorted(pids - {os.getpid(), *others})))
+    time.sleep(_MOMENT)
+    what = "waits for a FUSE mount, perhaps this one"
+    return [Holder(pid, _command(pid), what) for pid in filter(_waits, found)]
 
 
 def describe(found: list[Holder]) -> str:
@@ -48,6 +64,13 @@ def _held(pid: int, mountpoint: str) -> Iterator[str]:
         path = _below(mapped, mountpoint)
         if path is not None:
             yield path
+
+
+def _waits(pid: int) -> bool:
+    """Whether one of its threads sleeps where the kernel awaits answers (proc_pid_wchan(5))."""
+    return any(
+        _text(f"/proc/{pid}/task/{task}/wchan") in _WAITING for task in _names(f"/proc/{pid}/task")
+    )
 
 
 def _below(path: str, mountpoint: str) -> str | None:
@@ -83,8 +106,12 @@ def _mapped(pid: int) -> Iterator[str]:
 
 
 def _command(pid: int) -> str:
+    return _text(f"/proc/{pid}/comm") or "?"
+
+
+def _text(path: str) -> str:
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()
     except OSError:
-        return "?"
+        return ""

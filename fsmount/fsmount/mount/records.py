@@ -25,7 +25,6 @@ from fsmount.store.owner import Owner
 
 PROBE_SECONDS = 5.0  # in which a serving mount answers
 _SUFFIX = ".json"
-_SOURCE = "fsmount:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,8 @@ def directory() -> str:
 
 
 def source_of(store: str, ref: str | None) -> str:
-    """What the kernel is told a mount comes from."""
-    return _SOURCE + (store if ref is None else f"{store}@{ref}")
+    """What the kernel is told a mount comes from: what fstab says, which `mount -a` looks for."""
+    return store if ref is None else f"{store}@{ref}"
 
 
 def now() -> str:
@@ -184,9 +183,9 @@ def probe(path: str) -> int | None:
 
 
 def _from_kernel(mount: KernelMount) -> Record:
-    store, at, ref = mount.source.removeprefix(_SOURCE).rpartition("@")
+    store, at, ref = mount.source.rpartition("@")
     if not at or "/" in ref:
-        store, ref = mount.source.removeprefix(_SOURCE), ""
+        store, ref = mount.source, ""
     empty = Record(mount.mountpoint, store, None, None, None, None, None, None, None, mount.device)
     return replace(empty, ref=ref, tag=ref) if ref else empty
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,25 +74,23 @@ def publish(
             _write_partition(store, staging, ident, partitions[ident], samples_a_shard)
             for ident in sorted(partitions, key=str.encode)
         )
-        table = PartitionTable(rule or DirectoryRule(), "", RECIPE, parts)
-        ref = store.objects.put(tables.encode(table), staging)
-        latest = store.latest()
-        document = VersionDocument(
-            tag=tag,
-            table=ref,
-            parent=None if latest is None else _parent(store, latest),
-            rule=table.rule,
-            source_namespace="",
-            recipe=RECIPE,
-            content_revision=table.content_revision,
-            totals=Totals.of(parts),
-            created_at=created_at,
-            message="",
-            provenance={},
-            replaces=latest,
-        )
-        store.publish(document, staging)
-    return Version(document, parts)
+        rule = rule or DirectoryRule()
+        return _publish(store, staging, tag, parts, rule=rule, created_at=created_at)
+
+
+def publish_crowded(store: Store, tag: str, *, shards: int, samples: int) -> Version:
+    """`shards/crowd` has `shards` names of one object, `samples/many` has `samples` samples.
+
+    Each sample has a sidecar, so it is three files. The manifest of `crowd` tells of one sample.
+    """
+    arrays = {"label": np.array(1)}
+    many = [Sample(f"many/{n:06d}", arrays, (), b"{}") for n in range(samples)]
+    with store.staging() as staging:
+        one = _write_partition(store, staging, "crowd", [numbered("crowd/x", 1)], 1)
+        crowd = replace(one, samples=shards, shards=one.shards * shards)
+        parts = (crowd, _write_partition(store, staging, "many", many, samples))
+        rule = DirectoryRule()
+        return _publish(store, staging, tag, parts, rule=rule, created_at=CREATED_AT)
 
 
 def put_keyset(store: Store, version: Version, name: str, keys: Sequence[str]) -> Keyset:
@@ -102,6 +100,36 @@ def put_keyset(store: Store, version: Version, name: str, keys: Sequence[str]) -
         keyset = Keyset(name, version.document.table.digest, ref, len(keys), None)
         store.put_keyset(keyset, staging)
     return keyset
+
+
+def _publish(
+    store: Store,
+    staging: str,
+    tag: str,
+    parts: tuple[Partition, ...],
+    *,
+    rule: Rule,
+    created_at: str,
+) -> Version:
+    table = PartitionTable(rule, "", RECIPE, parts)
+    ref = store.objects.put(tables.encode(table), staging)
+    latest = store.latest()
+    document = VersionDocument(
+        tag=tag,
+        table=ref,
+        parent=None if latest is None else _parent(store, latest),
+        rule=table.rule,
+        source_namespace="",
+        recipe=RECIPE,
+        content_revision=table.content_revision,
+        totals=Totals.of(parts),
+        created_at=created_at,
+        message="",
+        provenance={},
+        replaces=latest,
+    )
+    store.publish(document, staging)
+    return Version(document, parts)
 
 
 def _parent(store: Store, latest: str) -> Parent:

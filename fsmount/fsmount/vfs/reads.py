@@ -20,6 +20,7 @@ from fsmount.store import durable
 from fsmount.store.objects import Objects
 
 _CHUNK = 1 << 20
+_REMEMBERED = 1 << 16  # nodes; what a kernel has cached of others is read again
 
 Identity = tuple[int, int, int, int]  # device, inode, size, modification time: one state of a file
 
@@ -115,7 +116,8 @@ class ObjectReader:
         self._verify = verify
         self._verified: dict[Digest, Identity] = {}
         self._hashing: dict[Digest, threading.Lock] = {}
-        self._last_opened: dict[int, Identity] = {}
+        self._last_opened: dict[int, Identity] = {}  # the latest at the end
+        self._opening = threading.Lock()
 
     def open(self, ref: ObjectRef, about: str, node: int) -> ObjectHandle:
         """Open and check an object that is shown as `about` at `node`.
@@ -123,10 +125,13 @@ class ObjectReader:
         Raises ObjectMissingError, IntegrityError (another size or other bytes) or StoreError.
         """
         fd, identity = self._open_checked(ref, about)
-        keep_cache = self._last_opened.get(node) == identity
-        self._last_opened[node] = identity
         return ObjectHandle(
-            node, fd, ref, about, keep_cache, reopen=lambda: self._open_checked(ref, about)[0]
+            node,
+            fd,
+            ref,
+            about,
+            keep_cache=self._is_as_before(node, identity),
+            reopen=lambda: self._open_checked(ref, about)[0],
         )
 
     def read_range(self, ref: ObjectRef, size: int, offset: int, about: str) -> bytes:
@@ -144,6 +149,15 @@ class ObjectReader:
             return self._objects.read(ref)
         except (StoreError, FormatError) as error:
             raise type(error)(f"{about}: {error}") from error
+
+    def _is_as_before(self, node: int, identity: Identity) -> bool:
+        """Whether the node's object is the file that it was when it was opened last."""
+        with self._opening:
+            before = self._last_opened.pop(node, None)
+            self._last_opened[node] = identity
+            if len(self._last_opened) > _REMEMBERED:
+                del self._last_opened[next(iter(self._last_opened))]
+        return before == identity
 
     def _open_checked(self, ref: ObjectRef, about: str) -> tuple[int, Identity]:
         fd = self._open(ref, about)
@@ -179,6 +193,7 @@ class ObjectReader:
                 if self._verified.get(ref.digest) != identity:
                     self._hash(fd, ref, about)
                     self._verified[ref.digest] = identity
+                self._hashing.pop(ref.digest, None)
         return identity
 
     def _hash(self, fd: int, ref: ObjectRef, about: str) -> None:

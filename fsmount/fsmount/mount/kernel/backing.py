@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from struct import Struct
 
@@ -103,6 +104,14 @@ class OpenNodes:
             return CACHED
         del self._nodes[node]
         return found.backing_id
+
+    def forget(self) -> None:
+        """Begin anew: what is open is not known any more. Who has a file open can go on reading."""
+        for found in self._nodes.values():
+            if found.backing_id != CACHED:
+                with suppress(OSError):  # it was given back
+                    self._close(found.backing_id)
+        self._nodes.clear()
 
     def _try(self, fd: int, device: int) -> int:
         if self._given_up or device in self._refused:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 CALM = 3  # threads while work gets done soon
-MOST = 256
+MOST = 1024
 STALL = 0.02  # seconds that work waits before one more thread is started for it
 _STACK = 512 << 10  # bytes
 

@@ -24,7 +24,7 @@ log = logging.getLogger("fsmount.mount")
 _MESSAGE = Struct("=BQQQ")  # what, node, opener, device of the file that was opened
 _REPLY = Struct("=i")  # backing id
 _TEXT = 4096  # bytes of a reason
-_SECONDS = 60.0  # after which a supervisor that says nothing is taken for gone
+_SECONDS = 10.0  # after which a supervisor that says nothing is taken for gone
 
 
 class Message(IntEnum):

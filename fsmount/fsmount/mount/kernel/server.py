@@ -55,14 +55,22 @@ def serve(
     config: Config,
     make: Make,
     successor: bool,
+    on_alone: Callable[[], None],
 ) -> None:
     """Serve until unmounted. `nodes` is what the supervisor knows at this moment; `successor`:
-    another server died before.
+    another server died before. `on_alone` is called before it opens anything that the supervisor
+    is not told of.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's are for the supervisor
         signal.signal(number, signal.SIG_IGN)
     _raise_limit_on_files()
-    link = Supervised(supervisor, nodes, Leasing(config.store, config.tables).keep)
+    lease = Leasing(config.store, config.tables)
+
+    def go_on_alone() -> None:
+        on_alone()
+        lease.keep()
+
+    link = Supervised(supervisor, nodes, go_on_alone)
     signal.signal(signal.SIGTERM, lambda number, frame: _on_sigterm(link, config))
     try:
         filesystem = make()

@@ -27,6 +27,7 @@ from fsmount.mount.kernel.protocol import (
     pack_notify,
 )
 from fsmount.mount.kernel.sending import Sender
+from fsmount.mount.kernel.turns import Turns
 from fsmount.vfs.faults import errno_of
 
 log = logging.getLogger("fsmount.mount")
@@ -46,6 +47,7 @@ class Session:
         self._sender = sender
         self._crew: Crew[Request] = Crew(self._take, self._do, sender.forget_thread)
         self._waiting: dict[int, Request] = {}  # those that may wait, by number
+        self._turns: Turns[Request] = Turns()
         self._interrupted: dict[int, float] = {}  # and when each is answered with EINTR
         self._poll = select.poll()
         self._poll.register(device, select.POLLIN)
@@ -89,7 +91,7 @@ class Session:
         if self._answers.may_wait(request):
             kept = Request(opcode, unique, node, bytes(request.body))
             self._waiting[unique] = kept
-            return kept
+            return kept if self._turns.enter(node, kept) else None
         self._answer_now(request)
         return None
 
@@ -105,7 +107,14 @@ class Session:
         self._note_answer()
 
     def _do(self, request: Request) -> None:
-        """Answer what may wait."""
+        """Answer what may wait, and what waits for its turn at the same node."""
+        following: Request | None = request
+        while following is not None:
+            if following.unique in self._waiting:  # nobody has lost patience
+                self._do_one(following)
+            following = self._turns.leave(request.node)
+
+    def _do_one(self, request: Request) -> None:
         try:
             found = self._answers.answer(request)
             if isinstance(found, Range):

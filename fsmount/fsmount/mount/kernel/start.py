@@ -33,6 +33,7 @@ def supervise(config: Config, serving: Serving) -> None:
     lease = Leasing(config.store, config.tables)
     notes = [*config.notes, *filter(None, [lease.take()])]
     recording = Recording(config)
+    lock = StartLock(config.mountpoint, config.lock)
     supervisor = Supervisor(
         config,
         lambda: server.file_system(config, paths),
@@ -43,9 +44,10 @@ def supervise(config: Config, serving: Serving) -> None:
     try:
         features = supervisor.mount()
         notes += filter(None, [recording.begin(features)])
-        StartLock(config.mountpoint, config.lock).release()
+        lock.release()
         supervisor.run(lambda: serving(features, notes))
     finally:
+        lock.release()
         recording.end()
         lease.release()
 

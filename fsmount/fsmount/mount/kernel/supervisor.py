@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import select
 import signal
@@ -46,6 +47,7 @@ class _Server:
     pidfd: int
     socket: socket.socket
     born: float  # by the monotonic clock
+    alone: mmap.mmap  # one byte that it shares: 1 when it has given up its supervisor
     listening: bool = True
     answered: bool = False
 
@@ -159,16 +161,19 @@ class Supervisor:
 
     def _start(self, *, successor: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        alone = mmap.mmap(-1, 1)
         pid = os.fork()
         if pid == 0:
             ours.close()
-            self._be_server(theirs, successor=successor)
+            self._be_server(theirs, alone, successor=successor)
         theirs.close()
-        self._server = _Server(pid, os.pidfd_open(pid), ours, time.monotonic())
+        self._server = _Server(pid, os.pidfd_open(pid), ours, time.monotonic(), alone)
         log.info("%s: served by process %d", self._config.mountpoint, pid)
         self._on_server(pid)
 
-    def _be_server(self, to_supervisor: socket.socket, *, successor: bool) -> None:
+    def _be_server(
+        self, to_supervisor: socket.socket, alone: mmap.mmap, *, successor: bool
+    ) -> None:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -183,6 +188,7 @@ class Supervisor:
                 config=self._config,
                 make=self._make,
                 successor=successor,
+                on_alone=lambda: alone.__setitem__(0, 1),
             )
             code = 0
         except FsmountError as error:
@@ -236,6 +242,9 @@ class Supervisor:
         _, status = os.waitpid(server.pid, 0)
         os.close(server.pidfd)
         server.socket.close()
+        if server.alone[0] and self._nodes is not None:  # it did not tell what it opened
+            self._nodes.forget()
+        server.alone.close()
         self._server = None
         if self._ending or self._disconnected():
             return
