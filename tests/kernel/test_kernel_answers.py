@@ -138,6 +138,25 @@ def test_only_what_cannot_change_is_cached_as_a_listing(tree: VersionTree) -> No
         assert bool(found[1] & OpenFlag.CACHE_DIR) is kept
 
 
+def test_directories_are_opened_without_asking_and_those_that_grow_are_told_of(
+    tree: VersionTree,
+) -> None:
+    listed: list[int] = []
+    answers = Answers(tree, None, on_listed=listed.append)
+    keysets = node_of(tree, "keysets")
+    for node in (keysets, ROOT_NODE):
+        with pytest.raises(OSError, match="not implemented") as caught:
+            ask(answers, Opcode.OPENDIR, node)
+        assert caught.value.errno == errno.ENOSYS
+    for path in ("shards/a", "samples", "samples/a"):  # some need the store, but none grows
+        assert list(listing(answers, node_of(tree, path), 1000, Opcode.READDIR))
+    assert not listed
+    for opcode in (Opcode.READDIR, Opcode.READDIRPLUS):
+        assert [name for name, _ in listing(answers, keysets, 1000, opcode)] == [b".", b".."]
+        assert listed == [keysets] * 2  # the beginning, and where it ends
+        listed.clear()
+
+
 @pytest.mark.parametrize("backing_id", [0, 7])
 def test_open_read_release(tree: VersionTree, backing_id: int) -> None:
     backing = Backing(backing_id)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ SIZES = {
     "struct fuse_getxattr_in": protocol.GETXATTR_IN.size,
     "struct fuse_getxattr_out": protocol.GETXATTR_OUT.size,
     "struct fuse_interrupt_in": protocol.INTERRUPT_IN.size,
+    "struct fuse_notify_inval_inode_out": protocol.INVAL_INODE_OUT.size,
     "struct fuse_dirent": protocol.DIRENT.size,
     "struct fuse_direntplus": len(protocol.UNTOLD) + protocol.DIRENT.size,
     "struct fuse_init_in": protocol.INIT_IN.size,
@@ -107,7 +109,7 @@ def test_all_that_is_offered_is_taken_one_by_one() -> None:
     assert whole.passthrough
     assert whole.resend
     assert missed(whole, passthrough=True) == []
-    assert InitFlag.NO_OPENDIR_SUPPORT not in whole.flags
+    assert whole.no_opendir
     for flag in InitFlag:
         if flag not in whole.flags or flag is InitFlag.INIT_EXT:
             continue
@@ -122,8 +124,9 @@ def test_a_kernel_without_extended_flags() -> None:
     answer, features = negotiate(old, passthrough=True)
     assert (answer.minor, features.minor, features.request) == (40, 31, 128 << 10)
     assert features.flags == InitFlag.ASYNC_READ
-    assert len(missed(features, passthrough=True)) == 5
-    assert len(missed(features, passthrough=False)) == 4
+    assert not features.no_opendir
+    assert len(missed(features, passthrough=True)) == 6
+    assert len(missed(features, passthrough=False)) == 5
     for major, minor in ((7, 22), (8, 0), (6, 99)):
         with pytest.raises(MountError, match=f"speaks FUSE {major}.{minor}"):
             negotiate(Init(major, minor, 0, InitFlag(0)), passthrough=True)
@@ -175,6 +178,9 @@ def test_small_answers() -> None:
     assert protocol.OUT_HEADER.unpack(protocol.pack_header(7, 5)) == (21, 0, 7)
     assert protocol.OUT_HEADER.unpack(protocol.pack_header(7, 0, 2)) == (16, -2, 7)
     assert protocol.OUT_HEADER.unpack(protocol.pack_notify(Notify.RESEND)) == (16, 7, 0)
+    dropped = protocol.pack_inval_inode(1 << 40)
+    assert protocol.OUT_HEADER.unpack_from(dropped) == (len(dropped), 2, 0)
+    assert dropped[16:] == (1 << 40).to_bytes(8, sys.byteorder) + bytes(16)  # from 0 to the end
     assert protocol.STATFS_OUT.unpack(protocol.pack_statfs(Usage(9, 4)))[:5] == (9, 0, 0, 4, 0)
     absent = protocol.pack_absent(FOREVER)
     assert len(absent) == 128

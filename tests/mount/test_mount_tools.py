@@ -196,7 +196,7 @@ def test_a_whole_store(tmp_path: Path, mounter: Mounter) -> None:
     before = {path: os.stat(path).st_ino for path in paths(f"{root}/versions")}
     publish(store, "v2", 2)
     wait_for(lambda: os.readlink(f"{root}/latest") == "versions/v2")
-    assert sorted(os.listdir(f"{root}/versions")) == ["v1", "v2"]
+    wait_for(lambda: sorted(os.listdir(f"{root}/versions")) == ["v1", "v2"])
     run("sha256sum", "-c", "SHA256SUMS", cwd=f"{root}/latest/")
     umount(root)
     mounter(request_for(store, None))

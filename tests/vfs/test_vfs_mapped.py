@@ -99,8 +99,10 @@ def test_parents_and_what_is_settled(
             else:
                 with pytest.raises(NotADirectoryError):
                     tree.parent(entry.node)
-            grows = path.startswith(("keysets", "samples"))
-            assert tree.settled(entry.node) is not grows
+            late = path.startswith(("keysets", "samples"))
+            assert tree.settled(entry.node) is not late
+            assert tree.grows(entry.node) is (path == "keysets")
+        assert list(tree.growing()) == [find(tree, "keysets")]
 
 
 def test_a_list_is_made_once_and_again_if_it_is_damaged(

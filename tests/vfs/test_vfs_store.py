@@ -111,6 +111,18 @@ def test_a_version_is_used_when_it_is_looked_into(store: Store) -> None:
     assert used == ["v1"]
 
 
+def test_what_grows(store: Store) -> None:
+    for number in (1, 2):
+        publish(store, f"v{number}", number)
+    tree = show(store, Clock())
+    growing = set(tree.growing())
+    assert tree.grows(ROOT_NODE)
+    assert len(growing) == 4
+    for path, entry in walk(tree):
+        grows = path == "versions" or path.endswith("/keysets")
+        assert tree.grows(entry.node) is grows is (entry.node in growing)
+
+
 def test_times_to_live(store: Store) -> None:
     publish(store, "v1", 1)
     tree = show(store, Clock())

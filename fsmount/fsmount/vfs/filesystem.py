@@ -14,7 +14,7 @@ import errno
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -160,6 +160,14 @@ class FileSystem(Protocol):
         """Whether all that `lookup`, `getattr` and `readdir` say of a node and the names in it is
         in memory and can never change. Any number may be asked about; costs nothing.
         """
+        ...
+
+    def grows(self, node: int) -> bool:
+        """Whether names may appear in a directory. Any number may be asked about; costs nothing."""
+        ...
+
+    def growing(self) -> Collection[int]:
+        """The directories that grow, as far as there are some by now; may need the store."""
         ...
 
     def getattr(self, node: int) -> Entry:

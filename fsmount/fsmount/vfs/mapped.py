@@ -26,7 +26,7 @@ from fsmount.vfs.files import FixedFiles
 from fsmount.vfs.filesystem import os_error
 from fsmount.vfs.keysets import KeysetFiles
 from fsmount.vfs.layout import usage, version_tree
-from fsmount.vfs.parted import LatePart, Look, Part, PartedTree
+from fsmount.vfs.parted import KEYSET_FILES, LatePart, Look, Part, PartedTree
 from fsmount.vfs.pathlist import PathList
 from fsmount.vfs.reads import ObjectReader
 from fsmount.vfs.versions import VersionsTree
@@ -110,7 +110,7 @@ def mapped_version(
         FixedFiles(paths, slot=first_slot, attrs=attrs, reader=reader, prefix=prefix),
         KeysetFiles(
             lambda: refs.keysets(table),
-            slot=first_slot + 1,
+            slot=first_slot + KEYSET_FILES,
             attrs=attrs,
             reader=reader,
             prefix=prefix,

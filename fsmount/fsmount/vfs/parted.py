@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from fsmount.vfs.keysets import KeysetFiles
 from fsmount.vfs.layout import KEYSETS, SAMPLES
 
 SLOTS = 4  # of one version: fixed files, key-sets, sample files, sample directories
-SAMPLE_FILES, SAMPLE_DIRECTORIES = 2, 3  # places of their slots among them
+KEYSET_FILES, SAMPLE_FILES, SAMPLE_DIRECTORIES = 1, 2, 3  # places of their slots among them
 XATTR_PREFIX = "user.fsmount."
 _SUBDIRECTORIES = 3  # of a version's root: keysets, manifests, shards
 
@@ -141,6 +141,13 @@ class PartedTree:
     def settled(self, node: int) -> bool:
         """Whether it is one of the fixed files."""
         return slot_and_place(node)[0] == self._first_slot
+
+    def grows(self, node: int) -> bool:
+        """Whether it is `keysets`."""
+        return node == self._keysets.root
+
+    def growing(self) -> Collection[int]:
+        return [self._keysets.root]
 
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         if node == self._root:

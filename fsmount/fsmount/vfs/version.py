@@ -12,6 +12,7 @@ from fsmount.vfs.files import FixedFiles
 from fsmount.vfs.keysets import KeysetFiles
 from fsmount.vfs.layout import usage, version_tree
 from fsmount.vfs.parted import (
+    KEYSET_FILES,
     SAMPLE_DIRECTORIES,
     SAMPLE_FILES,
     SLOTS,
@@ -47,7 +48,9 @@ class VersionTree(PartedTree):
         super().__init__(
             version.document,
             FixedFiles(tree, slot=first_slot, attrs=attrs, reader=reader, prefix=prefix),
-            KeysetFiles(keysets, slot=first_slot + 1, attrs=attrs, reader=reader, prefix=prefix),
+            KeysetFiles(
+                keysets, slot=first_slot + KEYSET_FILES, attrs=attrs, reader=reader, prefix=prefix
+            ),
             sample_files(version, reader, attrs, first_slot=first_slot, prefix=prefix),
             attrs=attrs,
             usage=usage(tree),

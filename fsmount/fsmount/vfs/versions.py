@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,7 +34,7 @@ from fsmount.vfs.filesystem import (
     slot_and_place,
     stale,
 )
-from fsmount.vfs.parted import SLOTS, Look, PartedTree, root_entry
+from fsmount.vfs.parted import KEYSET_FILES, SLOTS, Look, PartedTree, root_entry
 
 VERSIONS = "versions"
 _VERSIONS_NODE = node_number(0, 1)
@@ -134,6 +134,16 @@ class VersionsTree:
     def settled(self, node: int) -> bool:
         tree = self._trees.get(slot_and_place(node)[0] // SLOTS)
         return tree is not None and tree.settled(node)
+
+    def grows(self, node: int) -> bool:
+        if node in (ROOT_NODE, _VERSIONS_NODE):
+            return True
+        tree = self._trees.get(slot_and_place(node)[0] // SLOTS)
+        return tree is not None and tree.grows(node)
+
+    def growing(self) -> Collection[int]:
+        keysets = (f * SLOTS + KEYSET_FILES for f in self._catalogue().documents)
+        return [ROOT_NODE, _VERSIONS_NODE, *(node_number(slot, 0) for slot in keysets)]
 
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         if node == ROOT_NODE:

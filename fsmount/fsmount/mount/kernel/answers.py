@@ -102,13 +102,21 @@ class Answers:
     """All operations but INIT. Safe in any thread."""
 
     def __init__(
-        self, filesystem: FileSystem, backing: Backing | None, *, xattrs: bool = False
+        self,
+        filesystem: FileSystem,
+        backing: Backing | None,
+        *,
+        xattrs: bool = False,
+        on_listed: Callable[[int], None] | None = None,
     ) -> None:
         """`backing` is None where passthrough is not to be had. `xattrs`: whether extended
-        attributes are shown; an `ls -l` asks for those of each file, each time.
+        attributes are shown; an `ls -l` asks for those of each file, each time. `on_listed` is
+        called with each growing directory that is listed, if the kernel opens directories without
+        asking and keeps all listings; None if it asks.
         """
         self._filesystem = filesystem
         self._backing = backing
+        self._on_listed = on_listed
         self._open: dict[int, OpenFile] = {}
         self._table: dict[int, Callable[[Request], bytes | Range]] = {
             Opcode.LOOKUP: self._lookup,
@@ -185,6 +193,8 @@ class Answers:
     # Directories.
 
     def _opendir(self, request: Request) -> bytes:
+        if self._on_listed is not None:  # stands for all directories from now on
+            raise os_error(errno.ENOSYS, _name(request.opcode))
         settled = self._filesystem.settled(request.node)
         flags = OpenFlag.CACHE_DIR | OpenFlag.KEEP_CACHE if settled else OpenFlag(0)
         return protocol.OPEN_OUT.pack(0, flags, 0)
@@ -209,6 +219,8 @@ class Answers:
             if len(found) + len(packed) > size:
                 break
             found += packed
+        if self._on_listed is not None and self._filesystem.grows(request.node):
+            self._on_listed(request.node)
         return bytes(found)
 
     def _entries(self, node: int, offset: int, blank: bytes, head: Head) -> Iterator[bytes]:

@@ -22,16 +22,17 @@ _WANTED = (
     | InitFlag.PARALLEL_DIROPS
     | InitFlag.ASYNC_DIO
     | InitFlag.MAX_PAGES
+    | InitFlag.NO_OPENDIR_SUPPORT
     | InitFlag.ABORT_ERROR
     | InitFlag.INIT_EXT
     | InitFlag.HAS_RESEND
 )
-# Not wanted: CACHE_SYMLINKS, since `latest` moves; NO_OPENDIR_SUPPORT, since one refused OPENDIR
-# stands for all directories, and then the kernel keeps listings for ever: also those that grow.
+# Not wanted: CACHE_SYMLINKS, since `latest` moves.
 _MISSED = {
     InitFlag.MAX_PAGES: "reads of more than 128 KiB at once",
     InitFlag.DO_READDIRPLUS: "attributes with listings",
     InitFlag.PARALLEL_DIROPS: "parallel lookups in one directory",
+    InitFlag.NO_OPENDIR_SUPPORT: "opening directories without a request",
     InitFlag.HAS_RESEND: "resending: requests that are in work when a server dies hang",
     InitFlag.PASSTHROUGH: "passthrough",
 }
@@ -51,6 +52,11 @@ class Features:
     @property
     def resend(self) -> bool:
         return InitFlag.HAS_RESEND in self.flags
+
+    @property
+    def no_opendir(self) -> bool:
+        """Whether OPENDIR is refused once, for all directories."""
+        return InitFlag.NO_OPENDIR_SUPPORT in self.flags
 
     @property
     def request(self) -> int:

@@ -33,6 +33,7 @@ ACCESS_IN = Struct("=II")  # mask, padding
 GETXATTR_IN = Struct("=II")  # size, padding; of GETXATTR the name follows
 GETXATTR_OUT = Struct("=II")  # size, padding; where a size of 0 asked for it
 INTERRUPT_IN = Struct("=Q")  # unique of the request that is interrupted
+INVAL_INODE_OUT = Struct("=Qqq")  # node, first byte, how many; 0 is all that follow
 DIRENT = Struct("=QQII")  # inode, offset, length of name, type; the name follows, padded to 8
 BACKING_MAP = Struct("=iIQ")  # descriptor, flags, padding
 
@@ -187,6 +188,11 @@ def pack_header(unique: int, length: int, error: int = 0) -> bytes:
 def pack_notify(code: Notify, body: bytes = b"") -> bytes:
     """A notification."""
     return OUT_HEADER.pack(OUT_HEADER.size + len(body), code, 0) + body
+
+
+def pack_inval_inode(node: int) -> bytes:
+    """The notification to drop attributes and pages of a node; a listing is in its pages."""
+    return pack_notify(Notify.INVAL_INODE, INVAL_INODE_OUT.pack(node, 0, 0))
 
 
 def pack_attr(attr: Attr) -> bytes:

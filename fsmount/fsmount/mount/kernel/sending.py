@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fsmount.mount.kernel.answers import Range
-from fsmount.mount.kernel.protocol import OUT_HEADER, pack_header
+from fsmount.mount.kernel.protocol import OUT_HEADER, pack_header, pack_inval_inode
 
 log = logging.getLogger("fsmount.mount")
 
@@ -19,7 +19,7 @@ SPLICED = 32 << 10  # bytes from which splicing is cheaper than copying
 _PIPE = 2 << 20  # bytes: a request's pages, one partly used at each end, and the header's
 _PLAIN_PIPE = 1 << 20  # what everybody may have
 _PAGE = 4096
-# Nobody waits for these: the reader was killed, or the connection has ended.
+# Nobody waits for these: the reader was killed, the node is unknown, or the connection has ended.
 _UNWANTED = (errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED)
 
 
@@ -71,6 +71,10 @@ class Sender:
     def raw(self, message: bytes) -> None:
         """Send a whole message; OSError."""
         os.write(self._device, message)
+
+    def drop_kept(self, node: int) -> None:
+        """Have the kernel drop the attributes and pages of `node`; waits for who uses a page."""
+        self._write([pack_inval_inode(node)])
 
     def fetch(self, unique: int, wanted: Range) -> Fetched:
         """Get what a READ is answered with; raises what reading raises.

@@ -17,6 +17,7 @@ from fsmount.mount.kernel.backing import OpenNodes
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.leasing import Leasing, release_kept
 from fsmount.mount.kernel.link import Message, Supervised
+from fsmount.mount.kernel.listings import Listings
 from fsmount.mount.kernel.negotiate import Features
 from fsmount.mount.kernel.sending import Sender
 from fsmount.mount.kernel.session import Session
@@ -78,8 +79,16 @@ def serve(
         link.say(Message.FAILED, str(error))
         raise
     backing = link if features.passthrough else None
-    answers = Answers(filesystem, backing, xattrs=config.xattrs)
-    session = Session(device, answers, Sender(device, splice=config.splice))
+    sender = Sender(device, splice=config.splice)
+    on_listed = None
+    if features.no_opendir:
+        listings = Listings(sender.drop_kept)
+        listings.begin()
+        if successor:
+            listings.note_all(filesystem.growing)
+        on_listed = listings.note
+    answers = Answers(filesystem, backing, xattrs=config.xattrs, on_listed=on_listed)
+    session = Session(device, answers, sender)
     if successor and features.resend:
         session.resend()
     link.say(Message.READY)
