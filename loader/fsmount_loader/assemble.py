@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fsmount.errors import FsmountError, IntegrityError
-from fsmount_loader.batch import Batch, Parts, View
+from fsmount_loader.batch import Batch, Key, Parts, View
 from fsmount_loader.blocks import Recycler, Take
 from fsmount_loader.decode import Decoder, Layout
 from fsmount_loader.epochs import Skipped
@@ -91,29 +92,46 @@ class Assembler:
         else:
             self._decode_all(block, planned.rows, valid)
         shape.views["__valid__"].of(block).numpy()[:] = valid
-        items = dict.fromkeys(shape.names)
-        for name, values in self._plan.columns.items():
-            if name in shape.views:
-                np.take(values, planned.rows, out=shape.views[name].of(block).numpy())
-            else:
-                items[name] = [values[row].as_py() for row in planned.rows.tolist()]
+        items: dict[str, Any] = dict.fromkeys(shape.names)
+        self._fill_columns(items, shape.views, block, planned.rows)
         return Parts(items, (block,), shape.views)
+
+    def _fill_columns(
+        self, items: dict[str, Any], views: Mapping[Key, View], block: torch.Tensor, rows: Int64s
+    ) -> None:
+        """Write the columns of numbers into the block, and put the others into `items`."""
+        for name, values in self._plan.columns.items():
+            if name in views:
+                np.take(values, rows, out=views[name].of(block).numpy())
+            else:
+                items[name] = [values[row].as_py() for row in rows.tolist()]
 
     def _decode_all(self, block: torch.Tensor, rows: Int64s, valid: npt.NDArray[np.bool_]) -> None:
         """Decode members into their rows; one that is skipped is zeros and marked in `valid`."""
-        pitch, into = self._plan.layout.pitch, self._decoder.into
+        pitch = self._plan.layout.pitch
         schemas = self._plan.rows.schema[rows].tolist()
         memory = memoryview(block.numpy())  # type: ignore[arg-type]
-        for place, payload in self._reader.payloads(rows):
-            row = memory[place * pitch : (place + 1) * pitch]
-            try:
-                if isinstance(payload, FsmountError):
-                    raise payload
-                into(row, payload, schemas[place])
-            except FsmountError as error:
-                self._failed(error, payload, int(rows[place]))
-                row[:] = bytes(pitch)
-                valid[place] = False
+        for group in self._reader.payloads(rows):
+            if self._decoder.group(memory, group, schemas):
+                continue
+            for place, payload in group:
+                row = memory[place * pitch : (place + 1) * pitch]
+                if not self._decoded(row, payload, schemas[place], int(rows[place])):
+                    row[:] = bytes(pitch)
+                    valid[place] = False
+
+    def _decoded(
+        self, into: memoryview, payload: memoryview | FsmountError, schema: int, row: int
+    ) -> bool:
+        """Whether a selected row could be decoded; False if it is skipped."""
+        try:
+            if isinstance(payload, FsmountError):
+                raise payload
+            self._decoder.into(into, payload, schema)
+        except FsmountError as error:
+            self._failed(error, payload, row)
+            return False
+        return True
 
     def _failed(self, error: FsmountError, payload: object, row: int) -> None:
         """Raise an error with its place, or count a sample as skipped."""
@@ -137,34 +155,41 @@ class _Shape:
     size: int  # of the block
     rows_size: int  # of the rows alone
     names: tuple[str, ...]  # of the batch, in order
-    views: Mapping[str, View]
+    views: Mapping[Key, View]
 
     @classmethod
     def of(cls, plan: Plan, samples: int, *, contiguous: bool) -> _Shape:
         layout = plan.layout
-        views: dict[str, View] = {}
+        views: dict[Key, View] = {}
         end = rows_size = samples * layout.pitch
         if contiguous:
             end = _place_packed(layout, samples, views)
         else:
             views |= {field.name: field.strided(samples, layout.pitch) for field in layout.fields}
-        small = {"__valid__": np.dtype(np.bool_)}
-        small |= {n: v.dtype for n, v in plan.columns.items() if isinstance(v, np.ndarray)}
-        for name, dtype in small.items():
-            kind = torch.from_numpy(np.empty(0, dtype)).dtype
-            views[name] = View(0, kind, end // dtype.itemsize, (samples,), (1,))
-            end += _aligned(samples * dtype.itemsize)
+        end = place_beside(plan, samples, end, views)
         names = (*(field.name for field in layout.fields), "__valid__", *plan.columns)
         return cls(samples, contiguous, end, rows_size, names, views)
 
 
-def _place_packed(layout: Layout, samples: int, views: dict[str, View]) -> int:
-    end = 0
-    for field in layout.fields:
-        views[field.name] = field.packed(samples, end)
-        end += _aligned(samples * field.nbytes)
+def place_beside(plan: Plan, samples: int, end: int, views: dict[Key, View]) -> int:
+    """Place `__valid__` and the columns of numbers from byte `end` on; returns where they end."""
+    small = {"__valid__": np.dtype(np.bool_)}
+    small |= {n: v.dtype for n, v in plan.columns.items() if isinstance(v, np.ndarray)}
+    for name, dtype in small.items():
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
+        views[name] = View(0, kind, end // dtype.itemsize, (samples,), (1,))
+        end += aligned(samples * dtype.itemsize)
     return end
 
 
-def _aligned(size: int) -> int:
+def _place_packed(layout: Layout, samples: int, views: dict[Key, View]) -> int:
+    end = 0
+    for field in layout.fields:
+        views[field.name] = field.packed(samples, end)
+        end += aligned(samples * field.nbytes)
+    return end
+
+
+def aligned(size: int) -> int:
+    """`size` bytes, made longer so that another tensor can follow."""
     return size + -size % _ALIGNMENT

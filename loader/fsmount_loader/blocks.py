@@ -14,10 +14,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from fsmount.errors import LoadError
 
 Array = npt.NDArray[np.uint8]
 Take = Callable[[int], torch.Tensor]  # bytes -> uint8 [bytes], a whole storage, not cleared
@@ -26,12 +29,34 @@ _SPARE_MAX = 4  # blocks that wait to be used again
 _LENT_MAX = 512  # blocks in use; a process can have 65,530 mappings
 
 
+@dataclass(slots=True)
+class Forks:
+    """How often this process was forked: a child may go on using what was lent before."""
+
+    count: int = 0
+
+    def add(self) -> None:
+        """Count one more."""
+        self.count += 1
+
+
+FORKS = Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=FORKS.add)
+
+
 def map_block(nbytes: int, file: int | None = None) -> mmap.mmap:
-    """Map `nbytes` of `file`, or new memory that is this process's own, in a fork too."""
-    if file is None:
-        memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:
-        memory = mmap.mmap(file, max(nbytes, 1))
+    """Map `nbytes` of `file`, or new memory that is this process's own, in a fork too.
+
+    Raises LoadError if there is none.
+    """
+    try:
+        if file is None:
+            memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            memory = mmap.mmap(file, max(nbytes, 1))
+    except OSError as error:
+        raise _no_room(nbytes, error) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -39,14 +64,24 @@ def map_block(nbytes: int, file: int | None = None) -> mmap.mmap:
 
 
 def anonymous_file(nbytes: int) -> int:
-    """The descriptor of a new file of `nbytes` that has no name; a memfd where there is such."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("fsmount-loader")
-    else:
-        with tempfile.TemporaryFile() as named:
-            file = os.dup(named.fileno())
-    os.truncate(file, nbytes)
+    """The descriptor of a new file of `nbytes` that has no name; a memfd where there is such.
+
+    Raises LoadError if there can be none.
+    """
+    try:
+        if hasattr(os, "memfd_create"):
+            file = os.memfd_create("fsmount-loader")
+        else:
+            with tempfile.TemporaryFile() as named:
+                file = os.dup(named.fileno())
+        os.truncate(file, nbytes)
+    except OSError as error:
+        raise _no_room(nbytes, error) from error
     return file
+
+
+def _no_room(nbytes: int, error: OSError) -> LoadError:
+    return LoadError(f"no room for a batch of {nbytes} bytes: {error.strerror}")
 
 
 def lend(

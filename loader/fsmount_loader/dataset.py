@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 import torch.distributed as dist
+from torch.distributed import device_mesh as meshes
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -20,23 +21,28 @@ from fsmount_loader.options import (
     DEFAULT_SEEK_THRESHOLD,
     OnError,
     Options,
+    Shapes,
     Transform,
     names,
     real,
     whole,
 )
 from fsmount_loader.order import (
+    DEFAULT_BUCKET_SIZE,
     DEFAULT_CHUNK_SIZE,
     DEFAULT_WINDOW,
     EPOCH_BITS,
+    Buckets,
     Order,
     cut,
     default_streams,
 )
 from fsmount_loader.passes import Pass
 from fsmount_loader.plan import Plan, make_plan
-from fsmount_loader.ranks import Placement, agree, find_placement
+from fsmount_loader.prepared import refuse_prepared
+from fsmount_loader.ranks import Placement, agree, check_alone, find_placement
 from fsmount_loader.state import Identity, State
+from fsmount_loader.values import lengths_digest
 from fsmount_loader.version import VersionFiles
 
 _LEAST_PATIENCE, _MOST_PATIENCE = 0.001, 1e9  # seconds; torch counts milliseconds
@@ -69,6 +75,9 @@ class ShardDataset(IterableDataset[Batch]):
         streams: int | None = None,
         window: int = DEFAULT_WINDOW,
         chunk_size: int = DEFAULT_CHUNK_SIZE,
+        bucket_by: str | None = None,
+        bucket_size: int = DEFAULT_BUCKET_SIZE,
+        bucket_window: int | None = None,
         seek_threshold: int = DEFAULT_SEEK_THRESHOLD,
         max_pad_fraction: float = 0.1,
         drop_last: bool = False,
@@ -78,6 +87,7 @@ class ShardDataset(IterableDataset[Batch]):
         keys: bool = False,
         transform: Transform | None = None,
         contiguous: bool = False,
+        shapes: Shapes = "error",
         on_error: OnError = "raise",
         max_skipped: int = 100,
         retries: int = 3,
@@ -85,6 +95,7 @@ class ShardDataset(IterableDataset[Batch]):
         rank: int | None = None,
         world_size: int | None = None,
         process_group: dist.ProcessGroup | None = None,
+        device_mesh: meshes.DeviceMesh | None = None,
         agreement_timeout: float = 300.0,
     ) -> None:
         options = Options(
@@ -98,6 +109,9 @@ class ShardDataset(IterableDataset[Batch]):
             streams=streams,
             window=window,
             chunk_size=chunk_size,
+            bucket_by=bucket_by,
+            bucket_size=bucket_size,
+            bucket_window=bucket_window,
             seek_threshold=seek_threshold,
             max_pad_fraction=max_pad_fraction,
             drop_last=drop_last,
@@ -107,16 +121,18 @@ class ShardDataset(IterableDataset[Batch]):
             keys=keys,
             transform=transform,
             contiguous=contiguous,
+            shapes=shapes,
             on_error=on_error,
             max_skipped=max_skipped,
             retries=retries,
             prefetch=prefetch,
         )
         patience = real("agreement_timeout", agreement_timeout, _LEAST_PATIENCE, _MOST_PATIENCE)
-        placement = find_placement(rank, world_size, process_group)
+        placement = find_placement(rank, world_size, process_group, device_mesh)
         try:
-            plan = make_plan(VersionFiles.open(path), options)
+            plan = self._make_plan(VersionFiles.open(path), options)
             division = _division(len(plan.rows), options, placement)
+            _check_memory(division.rank_batch, plan.layout.pitch)
         except FsmountError as error:
             with suppress(RankMismatchError):  # the others get it; this rank has its own error
                 agree(placement, {"error": str(error)}, patience)
@@ -128,6 +144,7 @@ class ShardDataset(IterableDataset[Batch]):
         self._identity = _identity(plan, options, self._order)
         self._epochs = Epochs()
         self._skipped = Skipped(options.max_skipped)
+        self._assumed = placement.assumed
         agree(placement, _shared(self._identity, division, options), patience)
 
     @property
@@ -142,14 +159,17 @@ class ShardDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """This process's batches of the next epoch: all, or a DataLoader worker's share."""
-        worker = get_worker_info()
-        if worker is None:
-            return self.begin_pass().batches()
-        epoch, start = self._epochs.begin(worker.id, worker.num_workers)
-        return self._pass(epoch, start).batches(worker.id, worker.num_workers)
+        begun, worker, workers = self._begin()
+        return begun.batches(worker, workers)
 
-    def begin_pass(self) -> Pass:
-        """Begin the next epoch, as iterating in this process does, and say what it is."""
+    def begin_pass(self, unused: Pass | None = None) -> Pass:
+        """Begin the next epoch, as iterating in this process does, and say what it is.
+
+        If `unused` began last, it is returned instead; no epoch and no state may have been set
+        since.
+        """
+        if unused is not None and self._epochs.latest() == (unused.epoch, unused.start):
+            return unused
         return self._pass(*self._epochs.begin())
 
     def set_epoch(self, epoch: int) -> None:
@@ -158,6 +178,7 @@ class ShardDataset(IterableDataset[Batch]):
         In the epoch of a state just loaded the position stays; if that epoch was finished, the
         iteration is empty.
         """
+        refuse_prepared(self)
         self._epochs.set_epoch(whole("epoch", epoch, 0, EPOCH_BITS))
 
     def state_after(self, batches: int) -> dict[str, Any]:
@@ -196,7 +217,21 @@ class ShardDataset(IterableDataset[Batch]):
         """How often an epoch or a state was set; it tells whether a pass is still the latest."""
         return self._epochs.settings
 
+    def _make_plan(self, files: VersionFiles, options: Options) -> Plan:
+        return make_plan(files, options)
+
+    def _begin(self) -> tuple[Pass, int, int]:
+        """Begin the next epoch; which DataLoader worker this is, and of how many (0: of none)."""
+        refuse_prepared(self)
+        worker = get_worker_info()
+        if worker is None:
+            return self._pass(*self._epochs.begin()), 0, 0
+        epoch, start = self._epochs.begin(worker.id, worker.num_workers)
+        return self._pass(epoch, start), worker.id, worker.num_workers
+
     def _pass(self, epoch: int, start: int) -> Pass:
+        if self._assumed:
+            check_alone()
         return Pass(
             plan=self._plan,
             options=self._options,
@@ -218,11 +253,14 @@ default_collate_fn_map[Batch] = _refuse_to_collate
 def _order(plan: Plan, options: Options) -> Order:
     bounds = cut(plan.selected.rows_per_shard, options.chunk_size)
     streams = options.streams or default_streams(len(bounds) - 1)
-    return Order(bounds, options.seed, options.shuffled, streams, options.window)
+    buckets = None
+    if plan.lengths is not None:
+        buckets = Buckets(plan.lengths, options.bucket_positions, options.bucket_size)
+    return Order(bounds, options.seed, options.shuffled, streams, options.window, buckets)
 
 
 def _identity(plan: Plan, options: Options, order: Order) -> Identity:
-    shuffled = options.shuffled
+    shuffled, buckets = options.shuffled, order.buckets
     return Identity(
         selection=plan.selected.digest,
         samples=len(plan.rows),
@@ -231,6 +269,10 @@ def _identity(plan: Plan, options: Options, order: Order) -> Identity:
         streams=order.streams if shuffled else None,
         window=options.window if shuffled else None,
         chunk_size=options.chunk_size if shuffled else None,
+        bucket_by=options.bucket_by,
+        bucket_size=buckets.size if buckets else None,
+        bucket_window=buckets.window if buckets else None,
+        lengths=lengths_digest(buckets.lengths) if buckets else None,
     )
 
 
@@ -255,6 +297,16 @@ def _division(samples: int, options: Options, placement: Placement) -> Division:
     return division
 
 
+def _check_memory(samples: int, row: int) -> None:
+    """Refuse a batch that this machine can't hold, before anything is made for it."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if samples * row > memory:
+        raise PlanError(
+            f"a batch of {samples} samples takes {samples * row / 2**30:.1f} GiB, and this machine "
+            f"has {memory / 2**30:.1f}; choose a smaller batch_size or global_batch_size"
+        )
+
+
 def _shared(identity: Identity, division: Division, options: Options) -> dict[str, object]:
     """What must be equal on all ranks."""
     return {
@@ -265,4 +317,5 @@ def _shared(identity: Identity, division: Division, options: Options) -> dict[st
         "fields": options.fields,
         "columns": options.columns,
         "keys": options.keys,
+        "shapes": options.shapes,
     }

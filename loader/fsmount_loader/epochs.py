@@ -101,9 +101,9 @@ class Skipped:
 
 
 def _shared_zeros(count: int) -> torch.Tensor:
-    zeros = torch.zeros(count, dtype=torch.int64)
-    zeros.untyped_storage().share_memory_()
-    return zeros
+    # share_memory_ would copy in OpenMP's threads, which a fork of a process that has some lacks.
+    shared = torch.UntypedStorage._new_shared(8 * count)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.int64).set_(shared).zero_()
 
 
 def _counter(worker: int, workers: int) -> int:

@@ -2,7 +2,8 @@
 
 DataLoader offers a worker no way to hear what became of its batches. So a block, a memfd that both
 processes map, ends in a flag: the worker sets it when the batch is sent, the receiver clears it
-when no tensor uses the block any more.
+when no tensor uses the block any more. If the receiver was forked meanwhile, its child may use the
+block, which is given up then.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 
 import torch
 
-from fsmount_loader.batch import Batch, Parts, View
-from fsmount_loader.blocks import Array, anonymous_file, lend, map_block
+from fsmount_loader.batch import Batch, Key, Parts, View
+from fsmount_loader.blocks import FORKS, Array, Forks, anonymous_file, lend, map_block
 
+_FREE, _SENT, _GIVEN_UP = range(3)  # what a block's flag says
 _BLOCKS_MAX = 16  # of a worker; batches beyond, which the trainer keeps, get new shared memory
 
 
@@ -34,7 +36,7 @@ class Block:
     def free(self) -> bool:
         """Whether neither process uses it."""
         here = self.used is not None and self.used() is not None
-        return not here and not self.memory[-1]  # in this order: sending sets the flag first
+        return not here and self.memory[-1] == _FREE  # in this order: sending sets the flag first
 
 
 class Handing:
@@ -45,8 +47,11 @@ class Handing:
 
     def take(self, nbytes: int) -> torch.Tensor:
         """A block that nothing uses; as Recycler.take."""
-        fits = (b for b in self._blocks if len(b.memory) > nbytes and b.free())
-        block = next(fits, None)
+        self._blocks = [block for block in self._blocks if block.memory[-1] != _GIVEN_UP]
+        free = [block for block in self._blocks if block.free()]
+        block = next((block for block in free if len(block.memory) > nbytes), None)
+        if block is None and free and len(self._blocks) == _BLOCKS_MAX:  # all are too small
+            self._blocks = [other for other in self._blocks if other is not free[0]]
         if block is None and len(self._blocks) < _BLOCKS_MAX:
             file = anonymous_file(nbytes + 1)
             block = Block(map_block(nbytes + 1, file), file)
@@ -89,14 +94,14 @@ class HandedBatch(Batch):
         block = self.block
         if len(parts.blocks) != 1 or parts.blocks[0].data_ptr() != block.address:
             return super().__reduce__()
-        block.memory[-1] = 1
+        block.memory[-1] = _SENT
         file = reduction.DupFd(block.file)
         nbytes = parts.blocks[0].nbytes
         return _receive, (parts.items, file, len(block.memory), nbytes, parts.views)
 
 
 def _receive(
-    items: dict[str, Any], file: Any, size: int, nbytes: int, views: dict[str, View]
+    items: dict[str, Any], file: Any, size: int, nbytes: int, views: dict[Key, View]
 ) -> Batch:
     opened = file.detach()
     memory = map_block(size, opened)
@@ -104,5 +109,9 @@ def _receive(
     block, used = lend(memory, nbytes, lambda: None)
     array = used()
     assert array is not None  # noqa: S101 - the block has it
-    weakref.finalize(array, memory.__setitem__, -1, 0).atexit = False
+    weakref.finalize(array, _give_back, memory, FORKS, FORKS.count).atexit = False
     return Parts(items, (block,), views).together()
+
+
+def _give_back(memory: mmap.mmap, forks: Forks, before: int) -> None:
+    memory[-1] = _FREE if forks.count == before else _GIVEN_UP

@@ -11,12 +11,19 @@ from typing import Any, Literal
 import numpy as np
 
 from fsmount.errors import PlanError
-from fsmount_loader.order import DEFAULT_CHUNK_SIZE, DEFAULT_WINDOW
+from fsmount_loader.order import (
+    DEFAULT_BUCKET_SIZE,
+    DEFAULT_BUCKETS,
+    DEFAULT_CHUNK_SIZE,
+    DEFAULT_WINDOW,
+)
 
 OnError = Literal["raise", "skip"]
+Shapes = Literal["error", "pad", "list"]
 Transform = Callable[[Any, Any], Mapping[str, Any]]
 
 DEFAULT_SEEK_THRESHOLD = 128 << 10
+_LEVELS_MAX = 64  # of lists and dicts in a parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,9 @@ class Options:
     streams: int | None = None
     window: int = DEFAULT_WINDOW
     chunk_size: int = DEFAULT_CHUNK_SIZE
+    bucket_by: str | None = None
+    bucket_size: int = DEFAULT_BUCKET_SIZE
+    bucket_window: int | None = None
     seek_threshold: int = DEFAULT_SEEK_THRESHOLD
     max_pad_fraction: float = 0.1
     drop_last: bool = False
@@ -45,6 +55,7 @@ class Options:
     keys: bool = False
     transform: Transform | None = None
     contiguous: bool = False
+    shapes: Shapes = "error"
     on_error: OnError = "raise"
     max_skipped: int = 100
     retries: int = 3
@@ -54,17 +65,30 @@ class Options:
         self._check_numbers_and_flags()
         if (self.batch_size is None) == (self.global_batch_size is None):
             raise PlanError("give one of batch_size and global_batch_size")
-        for name in ("where", "keyset"):
+        for name in ("where", "keyset", "bucket_by"):
             if not isinstance(getattr(self, name), str | None):
                 raise PlanError(f"{name} must be a text, not {getattr(self, name)!r}")
         if self.on_error not in ("raise", "skip"):
             raise PlanError(f"on_error must be 'raise' or 'skip', not {self.on_error!r}")
+        if self.shapes not in ("error", "pad", "list"):
+            raise PlanError(f"shapes must be 'error', 'pad' or 'list', not {self.shapes!r}")
         if self.evaluate and self.drop_last:
             raise PlanError("evaluate=True counts each sample once, so drop_last can't be set")
         if self.params is not None and self.where is None:
             raise PlanError("params belong to where, which is not given")
         if self.transform is not None and not callable(self.transform):
             raise PlanError("transform must be a function of a batch and its generators")
+        if self.bucket_by is not None:
+            self._check_buckets()
+
+    def _check_buckets(self) -> None:
+        if not self.shuffled:
+            raise PlanError("bucket_by sorts a shuffled order: it needs shuffle=True")
+        if self.bucket_positions % self.bucket_size:
+            raise PlanError(
+                f"bucket_window={self.bucket_window} is no multiple of "
+                f"bucket_size={self.bucket_size}"
+            )
 
     def _check_numbers_and_flags(self) -> None:
         checked: dict[str, object] = {
@@ -86,6 +110,11 @@ class Options:
         """`shuffle`, which defaults to False under `evaluate=True`, else to True."""
         return not self.evaluate if self.shuffle is None else self.shuffle
 
+    @property
+    def bucket_positions(self) -> int:
+        """`bucket_window`, which defaults to sixteen buckets."""
+        return self.bucket_window or DEFAULT_BUCKETS * self.bucket_size
+
     def global_batch(self, world_size: int) -> int:
         """Samples of one global batch; PlanError if `world_size` ranks can't share it evenly."""
         if self.batch_size is not None:
@@ -98,11 +127,13 @@ class Options:
 
 _WHOLE = {  # the least, and the bits that it may have: the order computes with 64 bits
     "batch_size": (1, 31), "global_batch_size": (1, 31), "seed": (0, 64), "streams": (1, 31),
-    "window": (1, 31), "chunk_size": (1, 31), "seek_threshold": (0, 63), "max_skipped": (0, 63),
-    "retries": (0, 63), "prefetch": (0, 63),
+    "window": (1, 31), "chunk_size": (1, 31), "bucket_size": (1, 31), "bucket_window": (1, 31),
+    "seek_threshold": (0, 63), "max_skipped": (0, 63), "retries": (0, 63), "prefetch": (0, 63),
 }  # fmt: skip
 _FLAGS = ("shuffle", "drop_last", "evaluate", "keys", "contiguous")
-_OPTIONAL = {"batch_size", "global_batch_size", "streams", "shuffle"}  # may be None
+_OPTIONAL = {  # may be None
+    "batch_size", "global_batch_size", "streams", "bucket_window", "shuffle",
+}  # fmt: skip
 
 
 def whole(name: str, value: object, least: int = 0, bits: int = 63) -> int:
@@ -134,7 +165,9 @@ def flag(name: str, value: object) -> bool:
 
 
 def _params(value: Any) -> list[Any] | dict[str, Any] | None:
-    """The parameters as DuckDB takes them."""
+    """The parameters as DuckDB takes them; PlanError if they are none, or too deep for it."""
+    if _deep(value, _LEVELS_MAX):
+        raise PlanError(f"params are nested more than {_LEVELS_MAX} deep")
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -142,6 +175,14 @@ def _params(value: Any) -> list[Any] | dict[str, Any] | None:
     if value is not None:
         raise PlanError(f"params must be a list or a dict, not {value!r}")
     return None
+
+
+def _deep(value: object, levels: int) -> bool:
+    """Whether `value` has more than so many levels, as one that holds itself has."""
+    if not isinstance(value, Mapping | list | tuple | set):
+        return False
+    inner = value.values() if isinstance(value, Mapping) else value
+    return not levels or any(_deep(part, levels - 1) for part in inner)
 
 
 def _plain(value: Any) -> Any:

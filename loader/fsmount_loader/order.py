@@ -16,14 +16,18 @@ ORDER_VERSION = 1
 DEFAULT_STREAMS = 960
 DEFAULT_CHUNK_SIZE = 16
 DEFAULT_WINDOW = 16
+DEFAULT_BUCKET_SIZE = 256
+DEFAULT_BUCKETS = 16  # in a bucket window
 EPOCH_BITS = 62  # that an epoch's number may have
 
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 CHUNK_WORD = 1  # the third word of a key: what is keyed
 ROW_WORD = 2
 TRANSFORM_WORD = 3
+BUCKET_WORD = 4
 
 _LAST_KEY = np.uint64(0xFFFFFFFFFFFFFFFF)
 _KEYS_AT_ONCE = 1 << 20  # bounds the memory of one call
@@ -74,6 +78,15 @@ class EpochOrder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Buckets:
+    """How a shuffled order is sorted by length: in windows, which are cut into buckets."""
+
+    lengths: Int32s  # of each selected row; only their order matters
+    window: int  # positions; a multiple of `size`
+    size: int  # positions that stay together
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """The order of every epoch. Immutable, can be pickled."""
 
@@ -82,6 +95,7 @@ class Order:
     shuffle: bool
     streams: int
     window: int
+    buckets: Buckets | None = None  # of a shuffled order
 
     def chunks(self, rows: Int64s) -> Int64s:
         """The chunk that each of `rows` lies in, counted in the manifests' order."""
@@ -91,9 +105,10 @@ class Order:
         """The order of one epoch; costs a sort of the chunks if it is shuffled."""
         if not self.shuffle:
             return SequentialOrder()
-        return ShuffledOrder.make(
+        shuffled = ShuffledOrder.make(
             self.bounds, seed=self.seed, epoch=epoch, streams=self.streams, window=self.window
         )
+        return BucketedOrder(shuffled, self.buckets) if self.buckets else shuffled
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +175,40 @@ class ShuffledOrder:
     def _rows_at(self, places: Int64s) -> Int64s:
         chunk = np.searchsorted(self.first_places, places, side="right") - 1
         return self.first_rows[chunk] + (places - self.first_places[chunk])
+
+
+class BucketedOrder:
+    """A shuffled order sorted by length in windows, whose buckets are then permuted."""
+
+    def __init__(self, shuffled: ShuffledOrder, buckets: Buckets) -> None:
+        self._shuffled = shuffled
+        self._buckets = buckets
+        self._latest: tuple[int, Int64s] = (-1, np.zeros(0, np.int64))  # a window and its rows
+
+    def rows(self, positions: Int64s) -> Int64s:
+        """The selected row at each position; computes each window that a position lies in."""
+        window, place = np.divmod(positions, self._buckets.window)
+        rows = np.empty_like(positions)
+        for number in np.unique(window).tolist():
+            here = window == number
+            rows[here] = self._rows_of(number)[place[here]]
+        return rows
+
+    def _rows_of(self, window: int) -> Int64s:
+        """The rows of a window. The latest one is kept: most batches begin where one ended."""
+        number, rows = self._latest
+        if number != window:
+            rows = self._sorted(window)
+            self._latest = window, rows
+        return rows
+
+    def _sorted(self, window: int) -> Int64s:
+        start, size = window * self._buckets.window, self._buckets.size
+        end = min(start + self._buckets.window, len(self._buckets.lengths))
+        rows = self._shuffled.rows(np.arange(start, end))
+        rows = rows[np.argsort(self._buckets.lengths[rows], kind="stable")]
+        whole = len(rows) // size
+        bucket = start // size + np.arange(whole)
+        drawn = np.argsort(keys(self._shuffled.seed, self._shuffled.epoch, BUCKET_WORD, bucket))
+        permuted = rows[: whole * size].reshape(whole, size)[drawn].reshape(-1)
+        return np.concatenate((permuted, rows[whole * size :]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from fsmount_loader.options import Options
 from fsmount_loader.order import Order
 from fsmount_loader.plan import Plan
 from fsmount_loader.read import Reader, ShardFiles
+from fsmount_loader.varied import VariedAssembler
 
 _PLANNED_AT_ONCE = 1 << 12  # samples; a plan of one batch costs nearly as much as one of many
 
@@ -39,8 +41,10 @@ class Pass:
 
     @property
     def batch_bytes(self) -> int:
-        """The memory that one batch takes, about."""
-        return self.division.rank_batch * self.plan.layout.pitch
+        """The memory that one batch takes at most, about."""
+        varied = self.plan.varied
+        row = self.plan.layout.pitch if varied is None else max(1, varied.row_bytes)
+        return self.division.rank_batch * row
 
     def batches(self, worker: int = 0, workers: int = 0) -> Iterator[Batch]:
         """All batches, or those of one of a DataLoader's workers; the same whoever builds them."""
@@ -54,25 +58,30 @@ class Pass:
 
     def parts(self, take: Take, worker: int, workers: int) -> Iterator[Parts]:
         """Batches `worker`, `worker + workers`, … of this pass, in blocks that `take` gives."""
+        with self.reader() as reader:
+            assembler = (Assembler if self.plan.varied is None else VariedAssembler)(
+                self.plan,
+                self.options,
+                reader,
+                take=take,
+                epoch=self.epoch,
+                skipped=self.skipped,
+                worker=worker,
+            )
+            for planned in self.planned(reader, worker, workers):
+                yield assembler.parts(planned)
+
+    @contextmanager
+    def reader(self) -> Iterator[Reader]:
+        """A reader of this pass's payloads; its files are closed at the end."""
         files = ShardFiles(self.plan.shards)
         threshold, retries = self.options.seek_threshold, self.options.retries
-        reader = Reader(self.plan, files, seek_threshold=threshold, retries=retries)
-        assembler = Assembler(
-            self.plan,
-            self.options,
-            reader,
-            take=take,
-            epoch=self.epoch,
-            skipped=self.skipped,
-            worker=worker,
-        )
         try:
-            for planned in self._planned(reader, worker, workers):
-                yield assembler.parts(planned)
+            yield Reader(self.plan, files, seek_threshold=threshold, retries=retries)
         finally:
             files.close()
 
-    def _planned(self, reader: Reader, worker: int, workers: int) -> Iterator[Planned]:
+    def planned(self, reader: Reader, worker: int, workers: int) -> Iterator[Planned]:
         """This worker's batches, each announced `prefetch` batches before it is read."""
         ahead = _ReadAhead(reader, self.order)
         waiting: deque[Planned] = deque()
@@ -88,7 +97,8 @@ class Pass:
         """Batches by number, and the chunks their rows lie in; planned many at a time."""
         order = self.order.of_epoch(self.epoch)
         size = self.division.rank_batch
-        step = max(1, _PLANNED_AT_ONCE // size)
+        sorted_ = self.order.buckets is not None  # then a batch costs the least in its turn
+        step = 1 if sorted_ else max(1, _PLANNED_AT_ONCE // size)
         for at in range(0, len(numbers), step):
             some = [self.division.positions(self.start, n) for n in numbers[at : at + step]]
             rows = order.rows(np.concatenate([positions for positions, _ in some]))
@@ -104,17 +114,24 @@ class _ReadAhead:
     def __init__(self, reader: Reader, order: Order) -> None:
         self._reader = reader
         self._bounds = order.bounds
-        self._most = 4 * max(order.streams, 256)
+        chunks, rows = len(order.bounds) - 1, int(order.bounds[-1])
+        in_use = order.window * chunks // rows + 3  # chunks of a stream, about
+        self._most = in_use * max(order.streams, 256)
+        if order.buckets is not None:
+            self._most += order.buckets.window
         self._announced: OrderedDict[int, None] = OrderedDict()
 
     def announce(self, chunks: Sequence[int]) -> None:
         """Announce chunks, but for those announced already."""
         announced = self._announced
-        fresh = {chunk for chunk in chunks if chunk not in announced}
-        for chunk in chunks:
-            announced[chunk] = None
-            announced.move_to_end(chunk)
-        for chunk in sorted(fresh):
-            self._reader.announce(int(self._bounds[chunk]), int(self._bounds[chunk + 1]))
+        fresh = sorted({number for number in chunks if number not in announced})
+        for number in chunks:
+            announced[number] = None
+            announced.move_to_end(number)
+        if fresh:
+            chunk = np.array(fresh)
+            first, length = self._bounds[chunk], self._bounds[chunk + 1] - self._bounds[chunk]
+            place = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+            self._reader.announce(np.repeat(first, length) + place, np.repeat(chunk, length))
         while len(announced) > self._most:
             announced.popitem(last=False)

@@ -14,21 +14,25 @@ from typing import Any
 import duckdb
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from fsmount.errors import FormatError, FsmountError, PlanError
+from fsmount.errors import FormatError, PlanError
 from fsmount.formats import manifest, sample
 from fsmount.model import Partition
-from fsmount.select import ManifestData, read_ahead, read_columns, rows_of_keys, rows_where
+from fsmount.select import ManifestData, read_ahead, rows_of_keys, rows_where
 from fsmount_loader.cache import cached
 from fsmount_loader.decode import Layout, describe_difference
 from fsmount_loader.options import Options
-from fsmount_loader.order import Int64s
-from fsmount_loader.selected import Rows, Selected
+from fsmount_loader.order import Int32s, Int64s
+from fsmount_loader.selected import Rows, Selected, bincount
+from fsmount_loader.shapes import Varied
+from fsmount_loader.values import columns_of, key_of, ranked_lengths
 from fsmount_loader.version import VersionFiles
 
 _COLUMNS = ("__shard__", "__offset__", "__size__", "__raw_size__", "__checksum__", "__schema__")
 _CACHED_FROM = 64  # partitions; a plan of fewer is made as fast as it is found
+_MOST_ZSTD_SAVES = 15  # bits: four bytes of a frame hold at most 128 KiB
+_MOST_ZSTD_ADDS = 2  # bits: a block of one byte takes four
+_FRAME_MAX = 32  # bytes of a frame beside its blocks
 _PLAIN = (str, bytes, bool, int, float, type(None), decimal.Decimal, datetime.date, datetime.time,
           datetime.datetime, datetime.timedelta)  # fmt: skip
 
@@ -41,7 +45,9 @@ class Plan:
     selected: Selected
     shards: tuple[str, ...]  # paths
     layout: Layout
+    varied: Varied | None  # where samples differ in shape
     columns: dict[str, Any]  # values of the selected rows: a NumPy array, or pyarrow's
+    lengths: Int32s | None  # of the selected rows, to sort by; only their order matters
 
     @property
     def rows(self) -> Rows:
@@ -50,18 +56,13 @@ class Plan:
 
     def key(self, row: int) -> str:
         """A selected row's key, read from its manifest: for messages, not for batches."""
-        place = self.selected.shard_partition[self.rows.shard[row]]
-        partition = self.files.partitions[place]
-        try:
-            keys = manifest.decode(self.files.manifest(partition), ["__key__"]).table.column(0)
-        except FsmountError:
-            return f"row {self.rows.number[row]} of partition {partition.id}"
-        return str(keys[int(self.rows.number[row])].as_py())
+        return key_of(self.files, self.selected, row)
 
 
-def make_plan(files: VersionFiles, options: Options) -> Plan:
+def make_plan(files: VersionFiles, options: Options, *, alike: bool = True) -> Plan:
     """Select rows and read where they lie, or find that in this node's cache.
 
+    Without `alike` samples may have any schemas; they can be read then, but not put into batches.
     Raises PlanError if nothing is selected, an option names what is not there, or the selected
     samples have different schemas; FormatError or IntegrityError for a manifest that is not right.
     """
@@ -69,17 +70,23 @@ def make_plan(files: VersionFiles, options: Options) -> Plan:
     make = partial(_select_rows, files, options)
     selected = make(None) if name is None else cached(name, make)
     schemas = [sample.read_schema(header) for header in selected.headers]
-    layout = Layout.of(schemas, options.fields)
-    _check_names(layout, options)
-    plan = Plan(
+    if alike:
+        _check_schemas(files, selected, schemas, options)
+        layout, varied = _layout(schemas, options)
+        _check_names(layout, varied, options)
+    else:
+        layout, varied = Layout.of(schemas, ()), None
+    names = [*(["__key__"] if options.keys else []), *options.columns]
+    by = options.bucket_by
+    return Plan(
         files=files,
         selected=selected,
         shards=tuple(files.path(shard) for shard in selected.shards),
         layout=layout,
-        columns=_columns(files, options, selected),
+        varied=varied,
+        columns=columns_of(files, names, selected),
+        lengths=None if by is None else ranked_lengths(files, by, selected, layout.raw_size),
     )
-    _check_one_layout(plan, schemas)
-    return plan
 
 
 def _cache_name(files: VersionFiles, options: Options) -> str | None:
@@ -113,40 +120,6 @@ def selection_digest(selected: Iterable[tuple[Partition, Int64s]]) -> str:
     return digest.hexdigest()
 
 
-class _Selection:
-    """The ascending selected row numbers of each partition."""
-
-    def __init__(self, partitions: Sequence[Partition], chosen: Sequence[Int64s] | None) -> None:
-        self._partitions = partitions
-        self._chosen = chosen  # None: all of them
-        sizes = [p.samples for p in partitions] if chosen is None else [len(c) for c in chosen]
-        self.counts = np.array(sizes, np.int64)
-
-    def __iter__(self) -> Iterator[Int64s]:
-        if self._chosen is not None:
-            return iter(self._chosen)
-        return (np.arange(part.samples) for part in self._partitions)
-
-
-def _select(files: VersionFiles, options: Options) -> _Selection:
-    """Select rows; PlanError if there are none."""
-    readers = [partial(files.manifest, part) for part in files.partitions]
-    chosen: list[Int64s] | None = None
-    named = []
-    if options.where is not None:
-        chosen = list(rows_where(readers, options.where, options.params))
-        named.append(f"where={options.where!r}")
-    if options.keyset is not None:
-        keyed = _rows_of_keyset(files, readers, options.keyset)
-        both = zip(keyed if chosen is None else chosen, keyed, strict=True)
-        chosen = [np.intersect1d(a, b, True) for a, b in both]
-        named.append(f"keyset={options.keyset!r}")
-    selection = _Selection(files.partitions, chosen)
-    if not selection.counts.any():
-        raise PlanError(f"no sample is selected by {' and '.join(named) or 'an empty version'}")
-    return selection
-
-
 def _rows_of_keyset(files: VersionFiles, readers: Sequence[Any], name: str) -> list[Int64s]:
     try:
         return list(rows_of_keys(readers, files.keyset(name)))
@@ -157,35 +130,36 @@ def _rows_of_keyset(files: VersionFiles, readers: Sequence[Any], name: str) -> l
 def _select_rows(files: VersionFiles, options: Options, file: str | None) -> Selected:
     """Select rows and read where they lie, into a new file if one is given."""
     partitions = files.partitions
-    selection = _select(files, options)
-    rows = Rows.empty(int(selection.counts.sum()), file)
     shard_counts = [len(part.shards) for part in partitions]
     first_shards = np.cumsum([0, *shard_counts]).tolist()
+    rows = Rows.empty(sum(part.samples for part in partitions), file)
+    counts = np.zeros(len(partitions), np.int64)
     schemas = _Schemas()
     start = 0
-    for place, found in _found(files, selection):
-        part = slice(start, start + len(found.offset))
+    for place, found in _found(files, options):
+        part = slice(start, start + len(found.number))
         rows.shard[part] = found.shard
         rows.shard[part] += first_shards[place]
         rows.offset[part], rows.size[part] = found.offset, found.size
         rows.checksum[part], rows.number[part] = found.checksum, found.number
         rows.schema[part] = schemas.places(found)
+        counts[place] = len(found.number)
         start = part.stop
+    if not start:
+        by = [f"{n}={v!r}" for n in ("where", "keyset") if (v := getattr(options, n)) is not None]
+        raise PlanError(f"no sample is selected by {' and '.join(by) or 'an empty version'}")
+    rows = rows.first(start)
+    numbers = np.split(rows.number, np.cumsum(counts)[:-1])
     return Selected(
         rows=rows,
         shards=tuple(
             files.shard(part, shard) for part in partitions for shard in range(len(part.shards))
         ),
         shard_partition=np.repeat(np.arange(len(partitions), dtype=np.int32), shard_counts),
-        rows_per_shard=_bincount(rows.shard, first_shards[-1]),
+        rows_per_shard=bincount(rows.shard, first_shards[-1]),
         headers=tuple(schemas.headers),
-        digest=selection_digest(zip(partitions, selection, strict=True)),
+        digest=selection_digest(zip(partitions, numbers, strict=True)),
     )
-
-
-def _bincount(values: npt.NDArray[np.int32], count: int) -> Int64s:
-    """How often each of 0 … count - 1 stands in `values`, which are ascending."""
-    return np.diff(np.searchsorted(values, np.arange(count + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,25 +177,41 @@ class _Found:
     headers: tuple[bytes, ...]
 
 
-def _found(files: VersionFiles, selection: _Selection) -> Iterator[tuple[int, _Found]]:
-    """The partitions with selected rows in turn."""
-    wanted = [(place, rows) for place, rows in enumerate(selection) if len(rows)]
-    read = read_ahead([partial(files.manifest, files.partitions[place]) for place, _ in wanted])
+def _found(files: VersionFiles, options: Options) -> Iterator[tuple[int, _Found]]:
+    """The partitions with selected rows, by place."""
+    partitions = files.partitions
+    readers = [partial(files.manifest, part) for part in partitions]
+    keyed = None if options.keyset is None else _rows_of_keyset(files, readers, options.keyset)
+    if options.where is not None:
+        matched = rows_where(readers, options.where, options.params, _COLUMNS)
+        for place, (rows, found) in enumerate(matched):
+            both = rows if keyed is None else np.intersect1d(rows, keyed[place], True)
+            chosen_rows = _rows_of(found, partitions[place], both)
+            if len(both):
+                yield place, chosen_rows
+        return
+    chosen = keyed or (np.arange(part.samples) for part in partitions)
+    wanted = [(place, rows) for place, rows in enumerate(chosen) if len(rows)]
+    read = read_ahead([readers[place] for place, _ in wanted])
     for (place, rows), data in zip(wanted, read, strict=True):
-        yield place, _decode_rows(data, files.partitions[place], rows)
+        yield place, _rows_of(_decoded(data, partitions[place]), partitions[place], rows)
 
 
-def _decode_rows(data: ManifestData, partition: Partition, rows: Int64s) -> _Found:
-    """Decode one manifest, which must be the partition's."""
+def _decoded(data: ManifestData, partition: Partition) -> manifest.Manifest:
     try:
-        found = manifest.decode(data, _COLUMNS)
-        if found.table.num_rows != partition.samples:
-            raise FormatError(f"{found.table.num_rows} rows for {partition.samples} samples")
-        columns = [found.table.column(name).to_numpy() for name in _COLUMNS]
-        if np.any(columns[0][1:] < columns[0][:-1]):
-            raise FormatError("its rows are not in shard order")
+        return manifest.decode(data, _COLUMNS)
     except FormatError as error:
         raise type(error)(f"manifest of partition {partition.id!r}: {error}") from error
+
+
+def _rows_of(found: manifest.Manifest, partition: Partition, rows: Int64s) -> _Found:
+    """Rows of a manifest, which must be the partition's."""
+    of = f"manifest of partition {partition.id!r}"
+    if found.table.num_rows != partition.samples:
+        raise FormatError(f"{of}: {found.table.num_rows} rows for {partition.samples} samples")
+    columns = [found.table.column(name).to_numpy() for name in _COLUMNS]
+    if np.any(columns[0][1:] < columns[0][:-1]):
+        raise FormatError(f"{of}: its rows are not in shard order")
     found.meta.check_belongs(partition)
     if len(rows) != partition.samples:
         columns = [column[rows] for column in columns]
@@ -242,54 +232,57 @@ class _Schemas:
         """The place of each row's schema; FormatError if a row's size is not its schema's."""
         local = np.zeros(1, np.int32) if len(found.headers) == 1 else np.unique(found.schema)
         places = np.zeros(len(found.headers), np.int32)
-        places[local] = [self._place_of(found.headers[schema]) for schema in local.tolist()]
+        try:
+            places[local] = [self._place_of(found.headers[schema]) for schema in local.tolist()]
+        except FormatError as error:
+            raise FormatError(f"manifest of partition {found.partition!r}: {error}") from error
         schema = places[found.schema]
-        if np.any(found.raw_size != np.array(self._sizes, np.int64)[schema]):
+        sizes = np.array(self._sizes, np.int64)[schema]
+        if np.any((found.raw_size != sizes) | (sizes >> _MOST_ZSTD_SAVES > found.size)):
             raise FormatError(f"manifest of partition {found.partition!r}: a wrong raw size")
+        if np.any(found.size >> _MOST_ZSTD_ADDS > sizes + _FRAME_MAX):
+            raise FormatError(f"manifest of partition {found.partition!r}: a wrong size")
         return schema
 
     def _place_of(self, header: bytes) -> int:
         if header not in self._place:
-            self._sizes.append(sample.read_schema(header).raw_size)
+            size = sample.read_schema(header).raw_size
+            self._sizes.append(-1 if size >> 63 else size)  # -1: no manifest can say that
             self._place[header] = len(self.headers)
             self.headers.append(header)
         return self._place[header]
 
 
-def _columns(files: VersionFiles, options: Options, selected: Selected) -> dict[str, Any]:
-    names = [*(["__key__"] if options.keys else []), *options.columns]
-    if not names:
-        return {}
-    readers = [partial(files.manifest, part) for part in files.partitions]
-    partition = np.repeat(selected.shard_partition, selected.rows_per_shard)
-    ends = np.cumsum(_bincount(partition, len(readers)))
-    chosen = np.split(selected.rows.number, ends[:-1])
-    table = read_columns(readers, names, chosen).combine_chunks()
-    return {name: _values(table.column(name)) for name in names}
-
-
-def _values(column: pa.ChunkedArray) -> Any:
-    """A NumPy array for numbers without nulls, else the column itself."""
-    kind = column.type
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return column.to_numpy() if number and not column.null_count else column
-
-
-def _check_one_layout(plan: Plan, schemas: Sequence[sample.Schema]) -> None:
+def _check_schemas(
+    files: VersionFiles, selected: Selected, schemas: Sequence[sample.Schema], options: Options
+) -> None:
+    """PlanError naming two samples if `options.shapes` doesn't let them be in one batch."""
+    strict = options.shapes == "error"
     for place, schema in enumerate(schemas):
-        difference = describe_difference(schemas[0], schema)
+        difference = describe_difference(schemas[0], schema, sizes=strict)
         if difference:
-            first, other = (int(np.argmax(plan.rows.schema == n)) for n in (0, place))
+            rows = (int(np.argmax(selected.rows.schema == n)) for n in (0, place))
+            first, other = (key_of(files, selected, row) for row in rows)
+            if strict and not describe_difference(schemas[0], schema, sizes=False):
+                difference += "; shapes='pad' and shapes='list' allow for that"
+            raise PlanError(f"samples {first!r} and {other!r} can't be in one batch: {difference}")
+
+
+def _layout(schemas: Sequence[sample.Schema], options: Options) -> tuple[Layout, Varied | None]:
+    same = not any(describe_difference(schemas[0], schema) for schema in schemas)
+    if options.shapes == "error" or same:
+        return Layout.of(schemas, options.fields), None
+    return Varied.of(schemas, options.fields, options.shapes)
+
+
+def _check_names(layout: Layout, varied: Varied | None, options: Options) -> None:
+    taken = {"__valid__", *(["__key__"] if options.keys else []), *(varied.sized if varied else ())}
+    for field in layout.fields:
+        if field.name in taken:
             raise PlanError(
-                f"samples {plan.key(first)!r} and {plan.key(other)!r} can't be in one batch: "
-                f"{difference}"
+                f"fields: {field.name!r} is the name of an entry of our own; leave it out"
             )
-
-
-def _check_names(layout: Layout, options: Options) -> None:
-    taken = {field.name for field in layout.fields} | {"__valid__"}
-    if options.keys:
-        taken.add("__key__")
+    taken |= {field.name for field in layout.fields}
     both = sorted(taken.intersection(options.columns))
     if both:
         raise PlanError(f"columns: {both[0]!r} is in every batch already")

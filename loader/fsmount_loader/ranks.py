@@ -6,15 +6,21 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
 import torch.distributed as dist
+from torch.distributed import device_mesh as meshes
 
 from fsmount.errors import PlanError, RankMismatchError
 from fsmount_loader.options import whole
+
+DATA_DIMENSIONS = (
+    "dp", "ddp", "fsdp", "data", "data_parallel", "batch", "replicate", "shard", "dp_replicate",
+    "dp_shard",
+)  # fmt: skip
 
 
 class _Store(Protocol):
@@ -28,11 +34,15 @@ class _Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A rank among `world_size`; `peers` are the global ranks to agree with, if any."""
+    """A rank among `world_size`; `peers` are the global ranks to agree with, if any.
+
+    It is `assumed` if nothing said which it is.
+    """
 
     rank: int
     world_size: int
     peers: tuple[int, ...] = ()
+    assumed: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -40,19 +50,26 @@ class Placement:
 
 
 def find_placement(
-    rank: int | None, world_size: int | None, group: dist.ProcessGroup | None
+    rank: int | None,
+    world_size: int | None,
+    group: dist.ProcessGroup | None = None,
+    mesh: meshes.DeviceMesh | None = None,
 ) -> Placement:
     """The arguments if they are given, else torch.distributed's rank, else RANK and WORLD_SIZE.
 
-    Explicit arguments opt out of agreement, and so does the environment, which offers no way to
-    agree. Raises PlanError if only one of the two is given, or a group as well.
+    `rank` and `world_size` opt out of agreement, and so does the environment, which offers no way
+    to agree. Raises PlanError if only one of the two is given, or several ways to say the rank.
     """
     if (rank is None) != (world_size is None):
         raise PlanError("rank and world_size go together")
+    ways = {"rank and world_size": rank, "process_group": group, "device_mesh": mesh}
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) > 1:
+        raise PlanError(f"give {given[0]}, or {given[1]}, not both")
     if rank is not None and world_size is not None:
-        if group is not None:
-            raise PlanError("give rank and world_size, or process_group, not both")
         return _placement("rank", rank, "world_size", world_size)
+    if mesh is not None:
+        return _in_mesh(mesh)
     if dist.is_available() and dist.is_initialized():
         if not isinstance(group, dist.ProcessGroup | None):
             raise PlanError(f"process_group must be a group that this rank is in, not {group!r}")
@@ -63,10 +80,47 @@ def find_placement(
     return _from_environment()
 
 
+def check_alone() -> None:
+    """Raise PlanError if there are ranks now that an assumed placement could not know of."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise PlanError(
+            "this dataset was made for rank 0 of 1 before torch.distributed was initialised, so "
+            f"all {dist.get_world_size()} ranks would load the same: make it afterwards"
+        )
+
+
+def _in_mesh(mesh: meshes.DeviceMesh) -> Placement:
+    """The place in a mesh whose dimensions are all data-parallel, in row-major order."""
+    if not (dist.is_available() and isinstance(mesh, meshes.DeviceMesh)):
+        raise PlanError(f"device_mesh must be a DeviceMesh, not {mesh!r}")
+    names = mesh.mesh_dim_names
+    if names is None and mesh.ndim > 1:
+        raise PlanError("device_mesh has several dimensions without names; give mesh_dim_names")
+    others = [name for name in names or () if name not in DATA_DIMENSIONS]
+    if others:
+        raise PlanError(_not_data(names or (), others))
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise PlanError("device_mesh must be a mesh that this rank is in")
+    rank = 0
+    for place, size in zip(coordinate, mesh.shape, strict=True):
+        rank = rank * size + place
+    return Placement(rank, mesh.size(), tuple(mesh.mesh.flatten().tolist()))
+
+
+def _not_data(names: Sequence[str], others: Sequence[str]) -> str:
+    wanted = ", ".join(f'"{name}"' for name in names if name not in others)
+    how = f"device_mesh=mesh[{wanted}]" if wanted else "the data-parallel part of the mesh"
+    return (
+        f"device_mesh has the dimension {others[0]!r}, not known to be data-parallel; give {how}, "
+        "or process_group= with the group of the ranks that share the samples out"
+    )
+
+
 def _from_environment() -> Placement:
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and world_size is None:
-        return Placement(0, 1)
+        return Placement(0, 1, assumed=True)
     try:
         given = int(rank or ""), int(world_size or "")
     except ValueError:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
+from xxhash import xxh3_64_intdigest as _checksum
 
 from fsmount.errors import FsmountError, IntegrityError, LoadError
 from fsmount_loader.order import Int64s
@@ -25,9 +25,13 @@ from fsmount_loader.plan import Plan
 _log = logging.getLogger("fsmount_loader")
 
 _RUN_MAX = 16 << 20  # bytes read at once, about
+_GROUP = 512 << 10  # bytes of payloads that are read before they are decoded, unless one has more
 _ANNOUNCED_AT_ONCE = 128 << 10  # bytes; Linux ignores what is beyond a device's read-ahead
 _FIRST_WAIT = 0.1  # seconds before the first retry; doubled each time
 _LONGEST_WAIT = 5.0
+
+
+Payload = tuple[int, memoryview | FsmountError]  # a place in the rows asked for, and what it is
 
 
 class Run(NamedTuple):
@@ -72,7 +76,6 @@ class ShardFiles:
         self._paths = paths
         self._most = _open_shards_limit() if most is None else most
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
-        self._owner = os.getpid()
 
     def read(self, shard: int, start: int, buffer: memoryview) -> int:
         """Fill `buffer` from byte `start` of a shard; returns how much there was, or OSError."""
@@ -123,9 +126,6 @@ class ShardFiles:
         return opened.mapping
 
     def _opened(self, shard: int) -> _OpenShard:
-        if self._owner != os.getpid():  # a fork: the descriptors are shared, the bookkeeping is not
-            self.close()
-            self._owner = os.getpid()
         opened = self._open.get(shard)
         if opened is None:
             opened = _OpenShard(os.open(self._paths[shard], os.O_RDONLY | os.O_CLOEXEC))
@@ -166,45 +166,57 @@ class Reader:
         self._retries = retries
         self._sleep = sleep
         self._buffer = memoryview(bytearray())
+        self._lost: set[int] = set()  # shards that couldn't be read after all retries
 
-    def payloads(self, rows: Int64s) -> Iterator[tuple[int, memoryview | FsmountError]]:
-        """For each of `rows`, in storage order: its place in `rows`, and its payload or the error.
+    def payloads(self, rows: Int64s) -> Iterator[Sequence[Payload]]:
+        """Each of `rows`, in storage order: its place in `rows`, and its payload or the error.
 
-        A payload is valid until the next one is asked for. An error is an IntegrityError where the
-        bytes are not what the manifest says after they were read twice, a LoadError where they
-        can't be read after all retries; both name shard, key and offset.
+        They come in groups of half a megabyte, which a processor keeps at hand. A group is valid
+        until the next one is asked for. An error is an IntegrityError where the bytes are not what
+        the manifest says after they were read twice, a LoadError where they can't be read after all
+        retries, which are made once for each shard as long as it can't be; both name shard, key and
+        offset.
         """
         r = self._plan.rows
         shard, offset, size = r.shard[rows], r.offset[rows], r.size[rows]
         offsets, sizes, checksums = offset.tolist(), size.tolist(), r.checksum[rows].tolist()
+        group: list[Payload] = []
+        used = 0  # bytes of the buffer
         for run in coalesce(shard, offset, size, self._threshold):
-            data = self._attempt(run.shard, run.start, run.stop)
+            if group and used + run.stop - run.start > _GROUP:
+                yield group
+                group, used = [], 0
+            data, used = self._attempt(run, used)
             for place in run.places:
                 at = offsets[place] - run.start
                 payload = data[at : at + sizes[place]]
-                intact = _intact(payload, sizes[place], checksums[place])
-                yield place, payload if intact else self._again(int(rows[place]))
+                intact = len(payload) == sizes[place] and _checksum(payload) == checksums[place]
+                group.append((place, payload if intact else self._again(int(rows[place]))))
+        yield group
 
-    def announce(self, first: int, end: int) -> None:
-        """Have the kernel fetch what `payloads` of the rows from `first` to `end` would read."""
+    def announce(self, rows: Int64s, chunk: Int64s) -> None:
+        """Have the kernel fetch what `payloads` would read of the `rows` of each chunk alone."""
         r = self._plan.rows
-        shard, offset, size = r.shard[first:end], r.offset[first:end], r.size[first:end]
-        gaps = offset[1:] - offset[:-1] - size[:-1]
-        if np.all((gaps >= 0) & (gaps <= self._threshold)) and shard[0] == shard[-1]:  # as a rule
-            self._files.announce(int(shard[0]), int(offset[0]), int(offset[-1] + size[-1]))
-            return
-        for run in coalesce(shard, offset, size, self._threshold):
-            self._files.announce(run.shard, run.start, run.stop)
+        shard = r.shard[rows]
+        for run in coalesce(chunk, r.offset[rows], r.size[rows], self._threshold):
+            self._files.announce(int(shard[run.places[0]]), run.start, run.stop)
 
-    def _attempt(self, shard: int, start: int, stop: int) -> memoryview:
-        """What can be read of a run at the first attempt, perhaps nothing."""
-        if len(self._buffer) < stop - start:
-            self._buffer = memoryview(bytearray(stop - start))
-        buffer = self._buffer[: stop - start]
+    def _attempt(self, run: Run, used: int) -> tuple[memoryview, int]:
+        """What can be read of a run at the first attempt, perhaps nothing, and where it ends.
+
+        It lies in the buffer behind what is `used`.
+        """
+        end = used + run.stop - run.start
+        if len(self._buffer) < end:
+            self._buffer = memoryview(bytearray(max(end, _GROUP)))
+        buffer = self._buffer[used:end]
         try:
-            return buffer[: self._files.read(shard, start, buffer)]
+            got = self._files.read(run.shard, run.start, buffer)
         except OSError:
-            return buffer[:0]
+            return buffer[:0], used
+        if self._lost:
+            self._lost.discard(run.shard)
+        return (buffer if got == len(buffer) else buffer[:got]), end
 
     def _again(self, row: int) -> memoryview | FsmountError:
         """Read one payload alone, twice if it is not right, and after errors up to the retries."""
@@ -218,7 +230,7 @@ class Reader:
                 got = self._retried(shard, start, buffer)
             except OSError as error:
                 return LoadError(f"{self.where(row)}: {error.strerror or error}")
-            if _intact(buffer[:got], len(buffer), checksum):
+            if got == len(buffer) and _checksum(buffer) == checksum:
                 return buffer
             _log.warning("%s: damaged at attempt %d", self.where(row), trial + 2)
         if got < len(buffer):
@@ -227,13 +239,17 @@ class Reader:
 
     def _retried(self, shard: int, start: int, buffer: memoryview) -> int:
         wait = _FIRST_WAIT
-        for left in range(self._retries, -1, -1):
+        for left in range(0 if shard in self._lost else self._retries, -1, -1):
             try:
-                return self._files.read(shard, start, buffer)
+                got = self._files.read(shard, start, buffer)
             except OSError:
                 self._files.reopen(shard)
                 if not left:
+                    self._lost.add(shard)
                     raise
+            else:
+                self._lost.discard(shard)
+                return got
             self._sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
         raise AssertionError("unreachable")
@@ -245,7 +261,3 @@ class Reader:
             f"{self._plan.shards[int(r.shard[row])]}: sample {self._plan.key(row)!r} "
             f"at offset {int(r.offset[row])}"
         )
-
-
-def _intact(payload: memoryview, size: int, checksum: int) -> bool:
-    return len(payload) == size and xxhash.xxh3_64_intdigest(payload) == checksum

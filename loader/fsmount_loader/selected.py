@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from fsmount.errors import FormatError
+from fsmount.errors import FormatError, LoadError
 from fsmount_loader.order import Int64s
 
 _MAGIC = b"fsmplan1"
@@ -55,13 +56,30 @@ class Rows:
 
     @classmethod
     def empty(cls, count: int, file: str | None) -> Rows:
-        """Rows to be filled in, in a new file or, without one, in this process's memory."""
+        """Rows to be filled in, in a new file or, without one, in this process's memory.
+
+        Raises OSError if there is no room in a file, LoadError if there is none in memory.
+        """
         size = _places(count)[-1]
-        if file is None:
-            return cls._in(mmap.mmap(-1, max(size, 1)), count, None)
+        if file is None or size > sys.maxsize:
+            return cls._in(_memory(count, size), count, None)
         with open(file, "xb+") as opened:
             os.posix_fallocate(opened.fileno(), 0, max(size, 1))  # a full disk is an error here
             return cls._in(mmap.mmap(opened.fileno(), max(size, 1)), count, file)
+
+    def first(self, count: int) -> Rows:
+        """The first `count` rows, in the file that these were in, or in their memory."""
+        if count == len(self):
+            return self
+        if self.file is None:
+            return Rows(*(getattr(self, name)[:count] for name in _COLUMNS))
+        starts, fewer = _places(len(self)), _places(count)
+        with open(self.file, "rb+") as opened:
+            with mmap.mmap(opened.fileno(), 0) as memory:
+                for start, here, dtype in zip(starts, fewer, _COLUMNS.values(), strict=False):
+                    memory.move(here, start, count * dtype.itemsize)
+            opened.truncate(fewer[-1])
+            return Rows._in(mmap.mmap(opened.fileno(), 0), count, self.file)
 
     @classmethod
     def _in(cls, memory: mmap.mmap, count: int, file: str | None) -> Rows:
@@ -127,6 +145,18 @@ class Selected:
     def at(self, file: str) -> Selected:
         """The same after the rows' file was renamed to `file`."""
         return replace(self, rows=replace(self.rows, file=file))
+
+
+def bincount(values: npt.NDArray[np.int32], count: int) -> Int64s:
+    """How often each of 0 … count - 1 stands in `values`, which are ascending."""
+    return np.diff(np.searchsorted(values, np.arange(count + 1)))
+
+
+def _memory(count: int, size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, max(size, 1))
+    except (OSError, OverflowError) as error:
+        raise LoadError(f"a plan of {count} rows takes {size} bytes: {error}") from error
 
 
 def _rows_of(file: str) -> Rows:

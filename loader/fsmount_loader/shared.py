@@ -2,7 +2,8 @@
 
 A block is a memfd: containers have 64 MB of /dev/shm, and nothing is left behind whoever dies. The
 worker makes it and sends its descriptor once. The trainer lends it to the training loop and sends
-its number back when no tensor uses it any more; then the worker fills it again.
+its number back when no tensor uses it any more; then the worker fills it again. If the trainer was
+forked meanwhile, its child may use the block: both forget it then, and the number is sent negative.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import resource
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -20,11 +22,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fsmount_loader.batch import Batch, Parts, View
-from fsmount_loader.blocks import Array, anonymous_file, lend, map_block
+from fsmount_loader.batch import Batch, Key, Parts, View
+from fsmount_loader.blocks import FORKS, Array, anonymous_file, lend, map_block
 
 _ALIGNMENT = 64
 _KEPT_MAX = 512  # blocks of a worker that may be kept; a process can have 65,530 mappings
+_KEPT_LEAST = 4
+
+
+def most_kept(workers: int) -> int:
+    """How many blocks of each of `workers` may be kept: a mapping holds a descriptor open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _KEPT_MAX if soft == resource.RLIM_INFINITY else soft // (4 * workers)
+    return max(_KEPT_LEAST, min(_KEPT_MAX, limit))
 
 
 class _Message(NamedTuple):
@@ -71,7 +81,11 @@ class Sender:
         """Wait until one more batch is wanted; False: none will be. EOFError if nobody is there."""
         order = self._connection.recv_bytes()
         if order:
-            self._free += pickle.loads(order)  # noqa: S301 - from the process that made this one
+            for number in pickle.loads(order):  # noqa: S301 - from the process that made this one
+                if number > 0:
+                    self._free.append(number)
+                else:
+                    del self._blocks[-number]
             self._drop_surplus()
         return bool(order)
 
@@ -93,10 +107,9 @@ class Sender:
         """
         places, views = self._placed(parts)
         fresh = [(n, len(self._blocks[n].memory)) for n, _ in places if self._blocks[n].file >= 0]
-        items = {name: None if name in views else item for name, item in parts.items.items()}
         pickled = pickle.dumps(views)
         told = None if pickled == self._views else pickled
-        message = pickle.dumps(_Message(fresh, self._dropped, places, told, items))
+        message = pickle.dumps(_Message(fresh, self._dropped, places, told, parts.items))
         self._views, self._dropped = pickled, []
         return Packed(message, [number for number, _ in places])
 
@@ -136,14 +149,15 @@ class Sender:
 
     def _drop_surplus(self) -> None:
         while len(self._free) > self._spare_max:
-            number = self._free.pop(0)
+            number = min(self._free, key=lambda free: len(self._blocks[free].memory))
+            self._free.remove(number)
             block = self._blocks.pop(number)
             if block.file >= 0:
                 os.close(block.file)
             else:
                 self._dropped.append(number)
 
-    def _placed(self, parts: Parts) -> tuple[list[tuple[int, int]], dict[str, View]]:
+    def _placed(self, parts: Parts) -> tuple[list[tuple[int, int]], dict[Key, View]]:
         """Where the batch's blocks lie, and its views of those."""
         mine = {self._blocks[number].address: number for number in self._taken}
         inside = [block.data_ptr() in mine for block in parts.blocks]
@@ -171,14 +185,18 @@ class Sender:
 
 
 class Receiver:
-    """The trainer's end of one worker. Not thread-safe, but blocks may be dropped in any thread."""
+    """The trainer's end of one worker. Not thread-safe, but blocks may be dropped in any thread.
 
-    def __init__(self, connection: Connection) -> None:
+    Batches beyond `kept_max` that are kept are copies.
+    """
+
+    def __init__(self, connection: Connection, kept_max: int) -> None:
         self._connection = connection
+        self._kept_max = kept_max
         self._memory: dict[int, mmap.mmap] = {}
         self._lent: dict[int, weakref.ref[Array]] = {}
         self._returned: deque[int] = deque()
-        self._views: dict[str, View] = {}
+        self._views: dict[Key, View] = {}
 
     @property
     def kept(self) -> int:
@@ -188,6 +206,9 @@ class Receiver:
     def order(self) -> None:
         """Want one more batch; OSError if the worker is gone."""
         returned = [self._returned.popleft() for _ in range(len(self._returned))]
+        for number in returned:
+            if number < 0:
+                del self._memory[-number]
         self._connection.send_bytes(pickle.dumps(returned))
 
     def receive(self) -> Batch | Exception:
@@ -207,13 +228,13 @@ class Receiver:
         return Parts(message.items, blocks, self._views).together()
 
     def _lend(self, number: int, nbytes: int) -> torch.Tensor:
-        lent, returned = self._lent, self._returned
+        lent, returned, forks, before = self._lent, self._returned, FORKS, FORKS.count
 
         def give_back() -> None:
             del lent[number]
-            returned.append(number)
+            returned.append(number if forks.count == before else -number)
 
-        full = len(lent) >= _KEPT_MAX
+        full = len(lent) >= self._kept_max
         block, lent[number] = lend(self._memory[number], nbytes, give_back)
         return block.clone() if full else block
 

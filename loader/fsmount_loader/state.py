@@ -15,7 +15,8 @@ from fsmount_loader.order import EPOCH_BITS, ORDER_VERSION
 class Identity:
     """What decides which sample stands at which position: equal identities, equal orders.
 
-    `streams`, `window` and `chunk_size` are None where the order is not shuffled.
+    `streams`, `window` and `chunk_size` are None where the order is not shuffled, and what begins
+    with `bucket` and `lengths` where it is not sorted by length.
     """
 
     selection: str  # digest of the selected rows
@@ -25,6 +26,10 @@ class Identity:
     streams: int | None
     window: int | None
     chunk_size: int | None
+    bucket_by: str | None
+    bucket_size: int | None
+    bucket_window: int | None
+    lengths: str | None  # digest of the selected rows' lengths
     order: int = ORDER_VERSION
 
 
@@ -54,13 +59,20 @@ class State:
         """The state in `value`; StateMismatchError names what differs from the identity `mine`."""
         for field in fields(Identity):
             saved, here = _get(value, field.name), getattr(mine, field.name)
-            if saved != here:
+            if not _equal(saved, here):
                 raise StateMismatchError(f"the state has {field.name}={saved!r}, this is {here!r}")
         epoch, position = _get(value, "epoch"), _get(value, "position")
         try:
             return cls(mine, epoch, position)
         except PlanError as error:
             raise StateMismatchError(f"not a state: {error}") from None
+
+
+def _equal(saved: object, here: object) -> bool:
+    try:
+        return bool(saved == here)
+    except (TypeError, ValueError, RuntimeError):  # an array, a tensor
+        return False
 
 
 def _get(value: Mapping[str, Any], name: str) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fsmount.errors import PlanError
+from fsmount_loader.options import names
 from fsmount_loader.order import TRANSFORM_WORD, Int64s, keys
 
 PerSample = Callable[[Mapping[str, Any], np.random.Generator], Mapping[str, Any]]
@@ -55,10 +56,15 @@ class per_sample:  # noqa: N801 - used as a function
     """Make a transform of batches from a function of one sample and its generator.
 
     `function` gets a dict of the sample's tensors and values and returns one; tensors of all
-    samples are stacked, anything else becomes a list. It sees padded and skipped samples too.
+    samples are stacked, but for entries named in `lists`; those and anything else become lists. It
+    sees padded and skipped samples too. PlanError names an entry that can't be stacked.
     """
 
     function: PerSample
+    lists: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lists", names("lists", self.lists))
 
     def __call__(self, batch: Mapping[str, Any], generators: Generators) -> Mapping[str, Any]:
         """The batch of what the function returns for each sample."""
@@ -66,9 +72,16 @@ class per_sample:  # noqa: N801 - used as a function
             returned(self.function({n: value[place] for n, value in batch.items()}, generator))
             for place, generator in enumerate(generators)
         ]
-        return {name: _joined([sample[name] for sample in samples]) for name in samples[0]}
+        return {name: self._joined(name, [s[name] for s in samples]) for name in samples[0]}
 
-
-def _joined(values: list[Any]) -> Any:
-    tensors = all(isinstance(value, torch.Tensor) for value in values)
-    return torch.stack(values) if tensors else values
+    def _joined(self, name: str, values: list[Any]) -> Any:
+        if name in self.lists or not all(isinstance(value, torch.Tensor) for value in values):
+            return values
+        shapes = {tuple(value.shape): None for value in values}
+        if len(shapes) > 1:
+            one, other = map(list, [*shapes][:2])
+            raise PlanError(
+                f"per_sample: {name!r} is {one} in one sample and {other} in another: can't be "
+                f"stacked; lists=[{name!r}] leaves them apart"
+            )
+        return torch.stack(values)

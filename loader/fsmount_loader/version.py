@@ -80,6 +80,11 @@ class VersionFiles:
         return os.path.join(folder, f"{name}.parquet")
 
 
+def partition_of(shard: str) -> str:
+    """The id of the partition that a shard belongs to; `shard` is a path from the root."""
+    return shard.removeprefix("shards/").rpartition("/")[0]
+
+
 def _hint(root: str) -> str:
     """What else may be at `root`, and what to do then."""
     if os.path.isfile(os.path.join(root, "store.json")):
@@ -107,11 +112,16 @@ def _read(path: str) -> bytes:
         raise LoadError(f"{path}: {error.strerror}") from error
 
 
-def _read_at_most(path: str, size: int) -> bytes:
-    """As `_read`, with few system calls: there are thousands of manifests."""
+def _read_if(path: str, size: int) -> bytes:
+    """The content of a file if it has `size` bytes, else nothing.
+
+    With few system calls: there are thousands of manifests.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            if os.fstat(file).st_size != size:
+                return b""
             data = os.read(file, size)
             while len(data) < size and (more := os.read(file, size - len(data))):
                 data += more
@@ -130,7 +140,7 @@ def _decoded(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def _read_checked(path: str, ref: ObjectRef) -> bytes:
-    data = _read_at_most(path, ref.size + 1)
+    data = _read_if(path, ref.size)
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.digest:
         raise IntegrityError(f"{path}: not the object sha256:{ref.digest}")
     return data

@@ -23,9 +23,9 @@ import torch
 from fsmount.errors import FsmountError, LoadError
 from fsmount_loader.batch import Batch, Parts
 from fsmount_loader.passes import Pass
-from fsmount_loader.shared import Receiver, Sender
+from fsmount_loader.shared import Receiver, Sender, most_kept
 
-_GOODBYE = 1.0  # seconds that a worker has to end by itself
+_GOODBYE = 0.5  # seconds that a worker has to end by itself
 
 
 def batches_of_workers(
@@ -79,6 +79,8 @@ class _Crew:
         for number in range(min(self._ahead, total)):
             self._order(number)
         for number in range(total):
+            if os.getpid() != self._owner:
+                raise LoadError("a fork of the trainer can't go on with its iteration")
             batch = self._receive(self._workers[number % self._count])
             if number + self._ahead < total:
                 self._order(number + self._ahead)
@@ -115,12 +117,15 @@ class _Crew:
         )
         try:
             process.start()
-        except BaseException:
+        except BaseException as error:
             ours.close()
+            if isinstance(error, OSError):
+                raise LoadError(f"worker {number} can't be started: {error}") from error
             raise
         finally:
             theirs.close()
-        self._workers.append(_Worker(process, ours, Receiver(ours), select.poll()))
+        receiver = Receiver(ours, most_kept(self._count))
+        self._workers.append(_Worker(process, ours, receiver, select.poll()))
 
     def _watch_each_other(self) -> None:
         for worker in self._workers:

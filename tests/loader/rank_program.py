@@ -47,6 +47,10 @@ def main() -> None:
         "outside": outcome(lambda: len(ShardDataset(one, process_group=lone, **quick))),
         "version": outcome(lambda: ShardDataset(one if rank else other, **quick)),
         "seed": outcome(lambda: ShardDataset(one, seed=rank, **quick)),
+        "shapes": outcome(lambda: ShardDataset(one, shapes=("pad", "list")[rank], **quick)),
+        "buckets": outcome(
+            lambda: ShardDataset(one, bucket_by="n", bucket_size=4 << rank, **quick)
+        ),
         "missing": outcome(lambda: ShardDataset(one + "x" * rank, **quick)),
         "alone": outcome(
             lambda: len(ShardDataset(one, batch_size=3, rank=0, world_size=1)) if not rank else None

@@ -57,3 +57,21 @@ def epoch_order(
         order.append(shuffled[stream][taken[stream]])
         taken[stream] += 1
     return order
+
+
+def bucketed(
+    order: list[int], lengths: list[float], *, window: int, size: int, seed: int, epoch: int
+) -> list[int]:
+    sorted_order = []
+    for start in range(0, len(order), window):
+        rows = order[start : start + window]
+        places = sorted(range(len(rows)), key=lambda place: (lengths[rows[place]], place))
+        buckets: dict[int, list[int]] = {}
+        for at, place in enumerate(places):
+            buckets.setdefault((start + at) // size, []).append(rows[place])
+        whole = [bucket for bucket, found in buckets.items() if len(found) == size]
+        whole.sort(key=lambda bucket: key(seed, epoch, 4, bucket))
+        rest = [bucket for bucket, found in buckets.items() if len(found) < size]
+        for bucket in whole + rest:
+            sorted_order += buckets[bucket]
+    return sorted_order

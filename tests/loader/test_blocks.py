@@ -67,7 +67,7 @@ def test_blocks_outlive_their_recycler_and_leave_nothing() -> None:
 @pytest.fixture
 def ends() -> tuple[Sender, Receiver]:
     here, there = Pipe()
-    return Sender(there, spare_max=2), Receiver(here)
+    return Sender(there, spare_max=2), Receiver(here, kept_max=512)
 
 
 def passed(ends: tuple[Sender, Receiver], batch: Batch) -> Batch:
@@ -136,10 +136,19 @@ def test_few_blocks_are_enough_for_many_batches(ends: tuple[Sender, Receiver]) -
     assert len(ends[1]._memory) <= 4
 
 
-def test_what_is_kept_beyond_measure_is_copied(
-    ends: tuple[Sender, Receiver], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fsmount_loader.shared._KEPT_MAX", 3)
+def test_of_too_many_blocks_the_largest_stay(ends: tuple[Sender, Receiver]) -> None:
+    sizes = [1 << 14, 100, 200]
+    kept = [passed(ends, Batch(x=ends[0].take(size).fill_(1))) for size in sizes]
+    while kept:
+        del kept[0]  # the largest is the first to come back
+    ends[1].order()
+    assert ends[0].ordered()
+    assert sorted(len(block.memory) for block in ends[0]._blocks.values()) == [200, 1 << 14]
+
+
+def test_what_is_kept_beyond_measure_is_copied() -> None:
+    here, there = Pipe()
+    ends = Sender(there, spare_max=2), Receiver(here, kept_max=3)
     kept = [passed(ends, Batch(x=ends[0].take(100).fill_(value))) for value in range(10)]
     assert ends[1].kept == 3
     assert [int(batch["x"][50]) for batch in kept] == list(range(10))

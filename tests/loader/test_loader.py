@@ -109,7 +109,7 @@ def test_memory_is_flat_over_epochs(tmp_path: Path) -> None:
     files = len(os.listdir("/proc/self/fd"))
     epochs(60)
     assert resident() - before < 30 << 20
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(os.listdir("/proc/self/fd")) <= files  # fewer: earlier tests' are collected
 
 
 def test_counting_passes_is_safe_while_others_count() -> None:

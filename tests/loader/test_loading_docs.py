@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 from pathlib import Path
@@ -25,6 +26,8 @@ def test_the_examples_run(tmp_path: Path) -> None:
     assert len(names["rest"]) == 2
     assert names["result"] == 3 / 8
     assert names["state"]["position"] == 8
+    names.clear()
+    gc.collect()  # ends the DataLoader's persistent workers, before other tests look for workers
 
 
 def test_every_option_is_told_with_its_default() -> None:

@@ -22,12 +22,17 @@ from fsmount_loader.epochs import Epochs
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 WHOLE = (
-    "batch_size", "global_batch_size", "seed", "streams", "window", "chunk_size", "seek_threshold",
-    "max_skipped", "retries", "prefetch", "rank", "world_size",
+    "batch_size", "global_batch_size", "seed", "streams", "window", "chunk_size", "bucket_size",
+    "bucket_window", "seek_threshold", "max_skipped", "retries", "prefetch", "rank", "world_size",
+)  # fmt: skip
+ORDER = (
+    "batch_size", "streams", "window", "chunk_size", "bucket_size", "bucket_window", "world_size",
 )  # fmt: skip
 FLAGS = ("shuffle", "drop_last", "evaluate", "keys", "contiguous")
 NUMBERS = ("max_pad_fraction", "agreement_timeout")
-NONE = {"batch_size", "global_batch_size", "streams", "shuffle", "rank", "world_size"}  # a default
+NONE = {  # a default
+    "batch_size", "global_batch_size", "streams", "bucket_window", "shuffle", "rank", "world_size",
+}  # fmt: skip
 
 
 def refused(root: Path, name: str, value: Any) -> str:
@@ -49,7 +54,7 @@ def test_what_is_no_whole_number(small: Path, name: str) -> None:
         assert refused(small, name, value).startswith(f"{name} must be below 2**")
 
 
-@pytest.mark.parametrize("name", ["batch_size", "streams", "window", "chunk_size", "world_size"])
+@pytest.mark.parametrize("name", ORDER)
 def test_what_the_order_can_t_compute_with(small: Path, name: str) -> None:
     assert refused(small, name, 1 << 31) == f"{name} must be below 2**31"
 

@@ -66,6 +66,10 @@ def test_another_version_is_an_error_on_all(outcomes: list[dict[str, Any]]) -> N
 def test_another_option_is_an_error_that_names_it(outcomes: list[dict[str, Any]]) -> None:
     for outcome in outcomes:
         assert outcome["seed"] == "RankMismatchError: ranks disagree: seed: 0 on rank 0, 1 on 1"
+        assert outcome["shapes"].endswith("disagree: shapes: 'pad' on rank 0, 'list' on 1")
+        assert outcome["buckets"].endswith(
+            "disagree: bucket_size: 4 on rank 0, 8 on 1; bucket_window: 64 on rank 0, 128 on 1"
+        )
 
 
 def test_a_rank_that_can_t_plan_is_told_to_the_others(outcomes: list[dict[str, Any]]) -> None:

@@ -131,6 +131,34 @@ def test_a_state_after_set_epoch_is_the_next_iteration_s(small: Path) -> None:
     assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (7, 0)
 
 
+def test_an_iteration_that_nothing_was_taken_from_begins_again(small: Path) -> None:
+    epochs = [epoch_positions(small, epoch) for epoch in range(3)]
+    data = ShardDataset(small, batch_size=6, **OPTIONS)
+    loader = ShardLoader(data)
+
+    def state() -> tuple[int, int]:
+        return loader.state_dict()["epoch"], loader.state_dict()["position"]
+
+    iter(loader)
+    assert state() == (0, 0)
+    assert all_numbers(loader) == epochs[0]
+    next(iter(loader))  # of epoch 1
+    resumed = state()
+    assert resumed == (1, 6)
+    assert all_numbers(loader) == epochs[2]
+    data.load_state_dict(data.state_at(*resumed))
+    iter(loader)
+    assert all_numbers(loader) == epochs[1][6:]
+    data.load_state_dict(data.state_at(1, 18))
+    data.set_epoch(1)
+    assert list(loader) == []  # all of it, and no reason to begin again
+    assert all_numbers(loader) == epochs[2]
+    data.set_epoch(0)
+    iter(loader)
+    assert all_numbers(data) == epochs[1]  # the dataset's own iterations count
+    assert all_numbers(loader) == epochs[2]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

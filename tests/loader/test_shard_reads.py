@@ -91,7 +91,8 @@ def read_all(plan: Plan, files: Spy, threshold: int = 0, retries: int = 3) -> tu
     waits: list[float] = []
     reader = Reader(plan, files, seek_threshold=threshold, retries=retries, sleep=waits.append)
     rows = np.arange(len(plan.rows))
-    found = {p: d if isinstance(d, Exception) else bytes(d) for p, d in reader.payloads(rows)}
+    groups = reader.payloads(rows)
+    found = {p: d if isinstance(d, Exception) else bytes(d) for group in groups for p, d in group}
     files.close()
     return found, waits
 

@@ -45,7 +45,8 @@ def manifest_bytes(partition: str, sidecars: Sequence[object], **texts: str) -> 
 
 
 def select(where: str, *manifests: bytes, params: Params = None) -> list[list[int]]:
-    return [rows.tolist() for rows in rows_where([lambda m=m: m for m in manifests], where, params)]
+    found = rows_where([lambda m=m: m for m in manifests], where, params)
+    return [rows.tolist() for rows, _ in found]
 
 
 A = manifest_bytes(
@@ -307,4 +308,39 @@ def test_only_named_columns_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(manifest, "decode", spy)
     assert select("label = 1", A, B) == [[0], [1]]
-    assert {name for columns in asked for name in columns} == {"label", "__index__"}
+    assert asked == [["label"]] * 2
+    assert select("true", A) == [[0, 1, 2, 3]]
+    assert asked[2:] == [["__index__"]]
+
+
+@pytest.mark.parametrize("room", [1 << 20, len(A), 0])
+def test_types_are_read_from_footers_and_each_manifest_is_decoded_once(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    decoded: list[bytes] = []
+    decode = manifest.decode
+
+    def reader(data: bytes) -> bytes:
+        read.append(data)
+        return data
+
+    def spy(data: bytes, columns: Sequence[str] | None = None) -> manifest.Manifest:
+        decoded.append(data)
+        return decode(data, columns)
+
+    monkeypatch.setattr(manifest, "decode", spy)
+    monkeypatch.setattr("fsmount.select.rows._KEPT_BYTES", room)
+    readers = [lambda: reader(A), lambda: reader(B)]
+    found = list(rows_where(readers, "label = 1", also=["__size__", "__offset__"]))
+    assert read == [A, B, *({1 << 20: [], len(A): [B], 0: [A, B]}[room])]
+    assert decoded == [A, B]
+    assert [rows.tolist() for rows, _ in found] == [[0], [1]]
+    assert [each.meta.partition for _, each in found] == ["a", "b"]
+    assert [each.table.column("__size__").to_pylist() for _, each in found] == [
+        [100] * 4,
+        [100] * 2,
+    ]
+    read.clear()
+    list(rows_where(readers, "__index__ = 1"))  # a manifest's own columns have one type
+    assert read == [A, B]

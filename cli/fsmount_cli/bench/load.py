@@ -9,14 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import click
 
-from fsmount.errors import FsmountError
-from fsmount_cli.common import print_json, print_table
+from fsmount_cli.bench.results import draw, give
+from fsmount_cli.bench.scratch import BenchError
+from fsmount_cli.common import print_table
 
 _PROGRAM = "fsmount_cli.bench.contestants"
 CONTESTANTS = (
@@ -39,10 +39,6 @@ _MEASURED = ("samples_per_second", "cpu_us_per_sample", "first_batch_seconds", "
 Run = Mapping[str, float]
 
 
-class BenchError(FsmountError):
-    """A contestant could not run."""
-
-
 @click.command()
 @click.argument("version")
 @click.option("--npz", help="Directory of .npz files to read too, one sample each.")
@@ -63,7 +59,7 @@ class BenchError(FsmountError):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--output", type=click.Path(dir_okay=False), help="Write the JSON to a file.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the result (matplotlib).")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw it; needs fsmount[plot].")
 def load(
     version: str,
     *,
@@ -98,15 +94,10 @@ def load(
         click.echo("webdataset is not installed: left out", err=True)
         names = [name for name in names if not name.startswith("webdataset")]
     result = summary(settings, measure(names, settings, rounds))
-    if output is not None:
-        with open(output, "w") as file:
-            json.dump(result, file, indent=2)
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
+    give(result, output, None if as_json else _print)
     if plot is not None:
-        _plot(result, plot)
+        size = (8, 0.4 * len(result["medians"]) + 1.5)
+        draw(plot, size, lambda axes: _paint(axes, result))
 
 
 def measure(names: Sequence[str], settings: Mapping[str, Any], rounds: int) -> dict[str, list[Run]]:
@@ -194,16 +185,9 @@ def _print(result: Mapping[str, Any]) -> None:
     print_table(("RATE / RATE", "RATIO"), ratios, numbers={"RATIO"})
 
 
-def _plot(result: Mapping[str, Any], path: str) -> None:
-    if find_spec("matplotlib") is None:
-        click.echo("no plot: matplotlib is not installed", err=True)
-        return
-    plt: Any = import_module("matplotlib.pyplot")
-    figure, axes = plt.subplots(figsize=(8, 0.4 * len(result["medians"]) + 1.5))
+def _paint(axes: Any, result: Mapping[str, Any]) -> None:
     names = list(result["medians"])[::-1]
     axes.barh(names, [result["medians"][name]["samples_per_second"] for name in names])
     for name, runs in result["runs"].items():
         axes.plot([run["samples_per_second"] for run in runs], [name] * len(runs), "k.")
     axes.set_xlabel("samples per second: median, and each run")
-    figure.tight_layout()
-    figure.savefig(path)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
+import click
+
+from fsmount_cli.bench.scratch import BenchError
 from fsmount_cli.common import print_json
 
 Result = Mapping[str, Any]
@@ -21,3 +26,19 @@ def give(result: Result, output: str | None, show: Callable[[Result], None] | No
         print_json(result)
     else:
         show(result)
+
+
+def draw(path: str, size: tuple[float, float], paint: Callable[[Any], None]) -> None:
+    """Let `paint` draw on the axes of a figure of `size` inches, and save it as `path`.
+
+    A note on stderr if matplotlib is missing; BenchError if it does not know the file's kind.
+    """
+    if find_spec("matplotlib") is None:
+        click.echo("no plot: matplotlib is not installed", err=True)
+        return
+    figure = import_module("matplotlib.figure").Figure(figsize=size, layout="tight")
+    paint(figure.subplots())
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise BenchError(f"{path}: {error}") from None

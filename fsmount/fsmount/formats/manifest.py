@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
     ]
 )
 OWN_COLUMNS: tuple[str, ...] = tuple(SCHEMA.names)
+_NUMBERS = ("__shard__", "__index__", "__offset__", "__size__", "__raw_size__", "__schema__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,20 @@ def decode(data: bytes | memoryview | pa.Buffer, columns: Sequence[str] | None =
     return Manifest(meta, table)
 
 
+def column_types(data: bytes | memoryview | pa.Buffer) -> dict[str, pa.DataType | None]:
+    """The type of each column of the manifest in `data`, None for JSON text; no row is read.
+
+    Raises FormatError if `data` is no manifest, as far as its footer shows.
+    """
+    schema, metadata = parquet.read_schema(data, "manifest")
+    try:
+        check_format(metadata)
+        texts = _texts(metadata, "json_columns")
+    except FormatError as error:
+        raise FormatError(f"manifest: {error}") from error
+    return {field.name: None if field.name in texts else field.type for field in schema}
+
+
 def check_fields(fields_of_row: dict[str, Any], texts: Sequence[Text]) -> None:
     """Raise SidecarError if fields and text arrays of one sample can't be columns together."""
     for name in (*fields_of_row, *(text.name for text in texts)):
@@ -251,19 +266,19 @@ def _check_numbers(table: pa.Table, meta: ManifestMeta) -> None:
     for name, column in have.items():
         if column.null_count and name not in ("__text__", "__sidecar__"):
             raise FormatError(f"manifest: column {name!r} has nulls")
+    numbers = {name: have[name].to_numpy() for name in _NUMBERS if name in have}
     for name, limit in (("__shard__", len(meta.shards)), ("__schema__", len(meta.schemas))):
-        if name in have and not _within(have[name].to_numpy(), 0, limit):
+        if name in numbers and not _within(numbers[name], limit):
             raise FormatError(f"manifest: column {name!r} points at none of {limit}")
     for name in ("__index__", "__raw_size__"):
-        if name in have and not np.all(have[name].to_numpy() >= 0):
+        if name in numbers and not (numbers[name] >= 0).all():
             raise FormatError(f"manifest: column {name!r} is negative")
-    if {"__shard__", "__offset__", "__size__"} <= have.keys():
-        sizes = np.array([shard.size for shard in meta.shards], np.int64)
-        end = sizes[have["__shard__"].to_numpy()]
-        offset, size = have["__offset__"].to_numpy(), have["__size__"].to_numpy()
-        if not (np.all(offset >= BLOCK) and np.all(size > 0) and np.all(size <= end - offset)):
+    if {"__shard__", "__offset__", "__size__"} <= numbers.keys():
+        end = np.array([shard.size for shard in meta.shards], np.int64)[numbers["__shard__"]]
+        offset, size = numbers["__offset__"], numbers["__size__"]
+        if not ((offset >= BLOCK).all() and (size > 0).all() and (size <= end - offset).all()):
             raise FormatError("manifest: a payload lies outside its shard")
 
 
-def _within(values: Any, low: int, high: int) -> bool:
-    return bool(np.all((values >= low) & (values < high)))
+def _within(values: Any, limit: int) -> bool:
+    return bool((values >= 0).all() and (values < limit).all())

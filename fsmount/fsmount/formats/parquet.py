@@ -33,20 +33,41 @@ def read(
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
-            names = file.schema_arrow.names
-            if len(set(names)) != len(names):
-                raise FormatError(f"{what}: two columns of one name")
+            schema, metadata = _described(file, what)
+            names = schema.names
             wanted = None if columns is None else [name for name in columns if name in names]
             # A thread that pyarrow starts just before the process ends can abort it.
             table = file.read(columns=wanted, use_threads=False)
             if wanted is not None:  # a name with a dot means a nested field as well to pyarrow
                 table = table.select(wanted)
-            metadata = (file.metadata.metadata or {}).get(_METADATA_KEY)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{what}: not a Parquet file that can be read: {error}") from error
+        raise _unreadable(what, error) from error
+    return table, metadata
+
+
+def read_schema(
+    data: bytes | memoryview | pa.Buffer, what: str
+) -> tuple[pa.Schema, dict[str, Any]]:
+    """The columns and our metadata, of the footer alone; errors as `read`."""
+    try:
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            return _described(file, what)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(what, error) from error
+
+
+def _described(file: pq.ParquetFile, what: str) -> tuple[pa.Schema, dict[str, Any]]:
+    schema = file.schema_arrow
+    if len(set(schema.names)) != len(schema.names):
+        raise FormatError(f"{what}: two columns of one name")
+    metadata = (file.metadata.metadata or {}).get(_METADATA_KEY)
     if metadata is None:
         raise FormatError(f"{what}: a Parquet file that is none of ours")
-    return table, load_object(metadata, what)
+    return schema, load_object(metadata, what)
+
+
+def _unreadable(what: str, error: Exception) -> FormatError:
+    return FormatError(f"{what}: not a Parquet file that can be read: {error}")
 
 
 def check_columns(table: pa.Table, schema: pa.Schema, what: str) -> None:

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fsmount.errors import PlanError
 from fsmount.formats import fields, manifest
@@ -20,36 +20,39 @@ ManifestData: TypeAlias = bytes | memoryview | pa.Buffer
 ReadManifest = Callable[[], ManifestData]
 Types = Mapping[str, Iterable[pa.DataType | None]]
 
-_READERS = 4  # manifests read at once
-_AHEAD = 32
+_READERS = 4  # threads that read manifests
+_AT_ONCE = 8  # manifests that one of them reads in a go
+_AHEAD = 8  # times as many are read ahead
 
 OWN_TYPES: Types = {field.name: (field.type,) for field in manifest.SCHEMA}
-_COUNT = "__fsmount_count__"
 
 
 def read_ahead(manifests: Iterable[ReadManifest]) -> Iterator[ManifestData]:
-    """What each of `manifests` reads, in turn, a few of them read ahead in threads.
+    """What each of `manifests` reads, in turn, some of them read ahead in threads.
 
     Decoding holds Python's lock most of the time, so it is left to the caller's thread.
     """
+    rest = iter(manifests)
     with ThreadPoolExecutor(_READERS) as pool:
-        running: deque[Future[ManifestData]] = deque()
-        for read in manifests:
-            running.append(pool.submit(read))
+        running: deque[Future[list[ManifestData]]] = deque()
+        while some := list(islice(rest, _AT_ONCE)):
+            running.append(pool.submit(_read_all, some))
             if len(running) >= _AHEAD:
-                yield running.popleft().result()
+                yield from running.popleft().result()
         while running:
-            yield running.popleft().result()
+            yield from running.popleft().result()
+
+
+def _read_all(manifests: list[ReadManifest]) -> list[ManifestData]:
+    return [read() for read in manifests]
 
 
 def column_types(manifests: Sequence[ReadManifest]) -> Types:
     """The types that each column has in `manifests`, None standing for JSON text."""
     known: dict[str, set[pa.DataType | None]] = {n: set(kinds) for n, kinds in OWN_TYPES.items()}
     for data in read_ahead(manifests):
-        texts = manifest.decode(data, []).meta.json_columns
-        for field in pq.read_schema(pa.BufferReader(data)):
-            kind = None if field.name in texts else field.type
-            known.setdefault(field.name, set()).add(kind)
+        for name, kind in manifest.column_types(data).items():
+            known.setdefault(name, set()).add(kind)
     return known
 
 
@@ -70,7 +73,7 @@ def read_columns(
     wanted = [(read, chosen) for read, chosen in zip(manifests, rows, strict=True) if len(chosen)]
     data = read_ahead([read for read, _ in wanted])
     parts = [
-        columns.read(each).take(pa.array(chosen))
+        columns.of(manifest.decode(each, columns.needed)).take(pa.array(chosen))
         for each, (_, chosen) in zip(data, wanted, strict=True)
     ]
     return pa.concat_tables(parts).select(list(names))
@@ -78,7 +81,7 @@ def read_columns(
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns to read of each manifest, and the types to give them."""
+    """Columns of each manifest, and the types to give them."""
 
     types: dict[str, pa.DataType]
     texts: frozenset[str]  # those that become JSON text
@@ -90,13 +93,18 @@ class Columns:
         texts = frozenset(name for name, kind in joined.items() if kind is None)
         return cls({n: pa.string() if k is None else k for n, k in joined.items()}, texts)
 
-    def read(self, data: ManifestData) -> pa.Table:
-        """These columns of one manifest, and one more, so that no column is still a row count."""
+    @property
+    def needed(self) -> list[str]:
+        """The columns of a manifest that `of` looks at."""
         verbatim = {"__sidecar__", "__text__"} if self.texts else set()
-        found = manifest.decode(data, sorted({"__index__", *self.types, *verbatim}))
+        return sorted({*self.types, *verbatim}) or ["__index__"]
+
+    def of(self, found: manifest.Manifest) -> pa.Table:
+        """These columns of one manifest; another one for none, since it has the number of rows."""
+        if not self.types:
+            return found.table.select(["__index__"])
         arrays = [self._column(found, name, kind) for name, kind in self.types.items()]
-        arrays.append(found.table.column("__index__"))
-        return pa.table(arrays, names=[*self.types, unlike(_COUNT, self.types)])
+        return pa.table(arrays, names=list(self.types))
 
     def _column(self, found: manifest.Manifest, name: str, kind: pa.DataType) -> pa.ChunkedArray:
         if name not in found.table.column_names:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from fsmount.formats import manifest
+from fsmount.formats.manifest import Manifest
 from fsmount.select.columns import (
     OWN_TYPES,
     Columns,
+    ManifestData,
     ReadManifest,
     column_types,
     fields_alike,
@@ -19,41 +22,78 @@ from fsmount.select.columns import (
 from fsmount.select.expression import Engine, Expression, Params, Rows, refusal
 
 _ROWS_AT_ONCE = 1 << 16  # of all manifests that one query looks at
+_KEPT_BYTES = 512 << 20  # of manifests that are looked at twice
 
 
 def rows_where(
-    manifests: Sequence[ReadManifest], where: str, params: Params = None
-) -> Iterator[Rows]:
+    manifests: Sequence[ReadManifest], where: str, params: Params = None, also: Sequence[str] = ()
+) -> Iterator[tuple[Rows, Manifest]]:
     """For each manifest in turn, the ascending numbers of the rows for which `where` is true.
+
+    With them comes the manifest, decoded with the columns `also` and perhaps others.
 
     `where` is one SQL expression over a manifest's columns; NULL is not true. A field has one type
     over all manifests (`fields.unify`) and is NULL where a manifest lacks it; one of mixed types is
     its JSON text. `params` fill `?` and `$1` (a sequence) or `$name` (a mapping). Each manifest
-    is read once or twice and dropped: memory does not grow with their number.
+    is read once, or twice those beyond half a gigabyte: memory does not grow with their number.
 
     Raises PlanError for anything but such an expression, with DuckDB's message where it has one;
     FormatError for a manifest that is none.
     """
     with Engine() as engine:
         expression = engine.parse(where)
-        columns = _resolve(engine, manifests, expression, params)
-        group: list[pa.Table] = []
-        for data in read_ahead(manifests):
-            group.append(columns.read(data))
-            if sum(table.num_rows for table in group) >= _ROWS_AT_ONCE:
-                yield from _matches(engine, group, expression, params)
-                group = []
-        if group:
-            yield from _matches(engine, group, expression, params)
+        twice = _LookedAtTwice(manifests)
+        columns = _resolve(engine, twice.first(), expression, params)
+        needed = sorted({*columns.needed, *also})
+        for group in _groups(manifest.decode(data, needed) for data in read_ahead(twice.again())):
+            found = engine.matches(pa.concat_tables(map(columns.of, group)), expression, params)
+            ends = np.cumsum([each.table.num_rows for each in group])
+            parts = np.split(found, np.searchsorted(found, ends[:-1]))
+            for each, part, start in zip(group, parts, [0, *ends[:-1]], strict=True):
+                yield part - start, each
 
 
-def _matches(
-    engine: Engine, group: list[pa.Table], expression: Expression, params: Params
-) -> list[Rows]:
-    found = engine.matches(pa.concat_tables(group), expression, params)
-    ends = np.cumsum([table.num_rows for table in group])
-    parts = np.split(found, np.searchsorted(found, ends[:-1]))
-    return [part - start for part, start in zip(parts, [0, *ends[:-1]], strict=True)]
+class _LookedAtTwice:
+    """Manifests of which as many as there is room for are kept from the first look to the second.
+
+    They are read in threads, which may make a little more room than there is.
+    """
+
+    def __init__(self, manifests: Sequence[ReadManifest]) -> None:
+        self._manifests = manifests
+        self._kept: dict[int, ManifestData] = {}
+        self._room = _KEPT_BYTES
+
+    def first(self) -> list[ReadManifest]:
+        return [partial(self._read, place) for place in range(len(self._manifests))]
+
+    def again(self) -> list[ReadManifest]:
+        return [partial(self._recall, place) for place in range(len(self._manifests))]
+
+    def _read(self, place: int) -> ManifestData:
+        data = self._manifests[place]()
+        if len(data) <= self._room:
+            self._room -= len(data)
+            self._kept[place] = data
+        return data
+
+    def _recall(self, place: int) -> ManifestData:
+        data = self._kept.pop(place, None)
+        return self._manifests[place]() if data is None else data
+
+
+def _groups(manifests: Iterable[Manifest]) -> Iterator[list[Manifest]]:
+    """Manifests in groups of many rows, since each query costs as much as many rows do."""
+    group: list[Manifest] = []
+    rows = 0
+    for each in manifests:
+        group.append(each)
+        rows += each.table.num_rows
+        if rows >= _ROWS_AT_ONCE:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
 
 
 def _resolve(
