@@ -10,7 +10,8 @@ from kernel_mounts import config_for
 from kernel_mounts import mounted as mounted_by
 
 from fsmount.store import Store
-from fsmount.testing.driver_suite import DriverSuite, MountedVersion, publish_sample_version
+from fsmount.testing.driver_suite import DriverSuite
+from fsmount.testing.mounted_version import MountedVersion, publish_sample_version
 
 CASES: dict[str, dict[str, Any]] = {
     "passthrough": {},

@@ -12,6 +12,12 @@ settings.register_profile("loader", deadline=None)  # other work may share the m
 settings.load_profile("loader")
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of our own for the plans of large versions."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """18 samples in shards of 10, 1 and 7."""

@@ -30,12 +30,11 @@ SELECTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_a_plan_in_a_file_has_no_more_than_its_rows(
-    small: Path, tmp_path: Path, selection: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    small: Path, selection: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_keyset(small, "some", ["a/0001", "a/0002", "d/0001"])
     in_memory = plan(small, **selection)
     assert in_memory.rows.file is None
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(fsmount_loader.plan, "_CACHED_FROM", 0)
     made, found = plan(small, **selection), plan(small, **selection)
     assert same(made.selected, in_memory.selected)

@@ -10,7 +10,8 @@ from fsmount.mount import lifecycle
 from fsmount.mount.ending import umount
 from fsmount.mount.request import FUSEPY, MountRequest
 from fsmount.store import Store
-from fsmount.testing.driver_suite import DriverSuite, MountedVersion, publish_sample_version
+from fsmount.testing.driver_suite import DriverSuite
+from fsmount.testing.mounted_version import MountedVersion, publish_sample_version
 
 
 @pytest.fixture(scope="module")
