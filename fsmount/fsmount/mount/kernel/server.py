@@ -80,13 +80,8 @@ def serve(
         raise
     backing = link if features.passthrough else None
     sender = Sender(device, splice=config.splice)
-    on_listed = None
-    if features.no_opendir:
-        listings = Listings(sender.drop_kept)
-        listings.begin()
-        if successor:
-            listings.note_all(filesystem.growing)
-        on_listed = listings.note
+    listings = _listings(sender, filesystem, successor=successor) if features.no_opendir else None
+    on_listed = None if listings is None else listings.note
     answers = Answers(filesystem, backing, xattrs=config.xattrs, on_listed=on_listed)
     session = Session(device, answers, sender)
     if successor and features.resend:
@@ -94,6 +89,15 @@ def serve(
     link.say(Message.READY)
     session.run(lambda: link.say(Message.SERVING))
     release_kept()
+
+
+def _listings(sender: Sender, filesystem: FileSystem, *, successor: bool) -> Listings:
+    """What drops the kernel's listings of directories that grow; a predecessor's at once."""
+    listings = Listings(sender.drop_kept)
+    listings.begin()
+    if successor:
+        listings.note_all(filesystem.growing)
+    return listings
 
 
 def _on_sigterm(link: Supervised, config: Config) -> None:
