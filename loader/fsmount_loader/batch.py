@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -31,6 +31,11 @@ class Batch(dict[str, Any]):
         return _rebuild, (parts.items, parts.blocks, parts.views)
 
 
+def packed_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in elements, of a packed tensor."""
+    return tuple(prod(shape[at + 1 :]) for at in range(len(shape)))
+
+
 class View(NamedTuple):
     """A tensor as a view of a block; offset and strides in elements."""
 
@@ -43,8 +48,7 @@ class View(NamedTuple):
     @classmethod
     def packed(cls, dtype: torch.dtype, shape: tuple[int, ...], start: int) -> View:
         """A packed tensor from byte `start` of the first block on."""
-        stride = tuple(prod(shape[at + 1 :]) for at in range(len(shape)))
-        return cls(0, dtype, start // dtype.itemsize, shape, stride)
+        return cls(0, dtype, start // dtype.itemsize, shape, packed_stride(shape))
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
         """The view of `block`, which is the block that it is of."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import zstandard
 
 from fsmount.errors import IntegrityError, PlanError
 from fsmount.formats import sample
-from fsmount_loader.batch import View
+from fsmount_loader.batch import View, packed_stride
 
 _TORCH = {
     "b1": torch.bool, "i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "i8": torch.int64,
@@ -46,13 +45,12 @@ class FieldView:
     def strided(self, samples: int, pitch: int) -> View:
         """The view of all samples in a block of rows of `pitch` bytes: [samples, *shape]."""
         size = self.dtype.itemsize
-        stride = (pitch // size, *_stride(self.shape))
+        stride = (pitch // size, *packed_stride(self.shape))
         return View(0, self.dtype, self.offset // size, (samples, *self.shape), stride)
 
     def packed(self, samples: int, start: int) -> View:
         """The view of all samples, packed from byte `start` of a block: [samples, *shape]."""
-        shape = (samples, *self.shape)
-        return View(0, self.dtype, start // self.dtype.itemsize, shape, _stride(shape))
+        return View.packed(self.dtype, (samples, *self.shape), start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +172,6 @@ def describe_difference(first: sample.Schema, other: sample.Schema, *, sizes: bo
 def _view(field: sample.Field, shift: int) -> FieldView:
     dtype = _TORCH[f"{field.dtype.kind}{field.dtype.itemsize}"]
     return FieldView(field.name, dtype, field.shape, field.offset + shift, field.nbytes)
-
-
-def _stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of a packed tensor."""
-    return tuple(prod(shape[at + 1 :]) for at in range(len(shape)))
 
 
 def _native(field: sample.Field) -> np.dtype[Any]:

@@ -70,7 +70,7 @@ class _OpenShard:
 
 
 class ShardFiles:
-    """Open shards, least recently used closed first. One process's own; not thread-safe."""
+    """Open shards, least recently used closed first. Not thread-safe; a fork has its own copy."""
 
     def __init__(self, paths: Sequence[str], most: int | None = None) -> None:
         self._paths = paths

@@ -12,21 +12,10 @@ from fsmount.mount.kernel.config import Config
 from fsmount.store import Store
 from fsmount.vfs.mapped import prepare
 from fsmount.vfs.parted import Look
-from fsmount.vfs.reads import Verify
 
 
 def prepare_version(
-    store: Store,
-    document: VersionDocument,
-    mountpoint: str,
-    source: str,
-    look: Look,
-    *,
-    verify: Verify = Verify.SIZE,
-    allow_other: bool = False,
-    passthrough: bool = True,
-    splice: bool = True,
-    xattrs: bool = False,
+    store: Store, document: VersionDocument, mountpoint: str, source: str, look: Look
 ) -> Config:
     """The config that serves the version `document`, whose path list is made if need be."""
     table = document.table.digest
@@ -44,26 +33,10 @@ def prepare_version(
         gid=look.owner.gid,
         umask=look.owner.umask,
         list_samples=look.list_samples,
-        verify=verify,
-        allow_other=allow_other,
-        passthrough=passthrough,
-        splice=splice,
-        xattrs=xattrs,
     )
 
 
-def prepare_store(
-    store: Store,
-    mountpoint: str,
-    source: str,
-    look: Look,
-    *,
-    verify: Verify = Verify.SIZE,
-    allow_other: bool = False,
-    passthrough: bool = True,
-    splice: bool = True,
-    xattrs: bool = False,
-) -> Config:
+def prepare_store(store: Store, mountpoint: str, source: str, look: Look) -> Config:
     """The config that serves all versions of `store`."""
     return Config(
         store=store.path,
@@ -77,11 +50,6 @@ def prepare_store(
         gid=look.owner.gid,
         umask=look.owner.umask,
         list_samples=look.list_samples,
-        verify=verify,
-        allow_other=allow_other,
-        passthrough=passthrough,
-        splice=splice,
-        xattrs=xattrs,
     )
 
 
