@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +21,7 @@ from fsmount.mount.unmount import BusyError, unmount
 
 _POLL_SECONDS = 0.002
 _END_SECONDS = 10.0
+_PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 
 
 class BenchError(FsmountError):
@@ -33,14 +36,15 @@ class UnavailableError(BenchError):
 def scratch_directory(parent: str | None, seconds: float) -> Iterator[str]:
     """A new directory below `parent` (default: that for temporary files).
 
-    On leaving, whatever is mounted below it is taken off, processes of fsmount that were told its
-    path are ended, and it is removed. SIGINT waits until that is done. Those processes are also
-    ended after `seconds`, so that whoever waits for one of their mounts gets an error. What the
-    system refuses is a BenchError.
+    On leaving, whatever is mounted below it is taken off, all processes that this one has started,
+    and theirs, are ended, and it is removed. SIGINT waits until that is done. Those processes are
+    also killed after `seconds`, so that whoever waits for one of their mounts gets an error. What
+    the system refuses is a BenchError.
     """
     path = os.path.realpath(tempfile.mkdtemp(prefix="fsmount-bench-", dir=parent))
     over, late = threading.Event(), threading.Event()
-    guard = threading.Thread(target=_guard, args=(path, seconds, over, late), daemon=True)
+    guard = threading.Thread(target=_guard, args=(seconds, over, late), daemon=True)
+    _adopt(True)
     guard.start()
     try:
         yield path
@@ -52,6 +56,7 @@ def scratch_directory(parent: str | None, seconds: float) -> Iterator[str]:
             over.set()
             guard.join()
             _sweep(path)
+            _adopt(False)
     if late.is_set():
         raise BenchError(f"not done in {seconds:.0f} s")
 
@@ -145,20 +150,34 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _guard(path: str, seconds: float, over: threading.Event, late: threading.Event) -> None:
-    """End all processes that were told of `path`, and those that follow, when it takes too long."""
+def _adopt(wanted: bool) -> None:
+    """Whose parent has ended, as that of a server in the background, becomes a child of ours.
+
+    So all that was started is found from here, in whichever moment of its start an interrupt came.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+
+
+def _guard(seconds: float, over: threading.Event, late: threading.Event) -> None:
+    """Kill all that was started, and what follows, when it takes too long."""
     if over.wait(seconds):
         return
     late.set()
     while not over.wait(_POLL_SECONDS):
-        _kill_told_of(path)
+        _kill_below(os.getpid())
 
 
 def _sweep(path: str) -> None:
+    for pid in children(os.getpid()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
     _take_off(path)
     with suppress(BenchError):  # whose mount is gone ends by itself, and gives back its lease
-        wait_for(lambda: not _told_of(path), _END_SECONDS, "servers to end")
-    _kill_told_of(path)
+        wait_for(lambda: not _alive(), _END_SECONDS, "servers to end")
+    while _alive():  # a supervisor may just have started another server
+        _kill_below(os.getpid())
+        time.sleep(_POLL_SECONDS)
     _take_off(path)  # what a server that was just starting had mounted
     shutil.rmtree(path, ignore_errors=True)
 
@@ -170,33 +189,17 @@ def _take_off(path: str) -> None:
                 unmount(mount.mountpoint, lazy=True)
 
 
-def _kill_told_of(path: str) -> None:
-    while pids := _told_of(path):  # a supervisor may just have started another server
-        for pid in pids:
-            _kill(pid)
-        time.sleep(_POLL_SECONDS)
+def _alive() -> list[int]:
+    """Our children, after waiting for those that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return children(os.getpid())
 
 
-def _told_of(path: str) -> list[int]:
-    """Processes of ours that have `path` in their arguments; nothing else has such a name.
-
-    One that has ended has no arguments any more, whether it was waited for or not.
-    """
-    name_of_it = os.path.basename(path).encode()
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-            words = file.read()
-            ours = b"\0-m\0fsmount" in words and name_of_it in words
-            if ours and int(name) != os.getpid():
-                found.append(int(name))
-    return found
-
-
-def _kill(pid: int) -> None:
-    with suppress(OSError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        finally:
-            os.close(descriptor)
+def _kill_below(pid: int) -> None:
+    """Kill all that descends from a process."""
+    for child in children(pid):
+        _kill_below(child)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
