@@ -52,7 +52,7 @@ class View(NamedTuple):
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
         """The view of `block`, which is the block that it is of."""
-        empty = torch.empty(0, dtype=self.dtype, device=block.device)
+        empty = block.new_empty(0, dtype=self.dtype)
         return empty.set_(block.untyped_storage(), self.offset, self.shape, self.stride)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,9 +16,9 @@ from fsmount_loader.division import Division
 from fsmount_loader.epochs import Skipped
 from fsmount_loader.handed import Handing
 from fsmount_loader.options import Options
-from fsmount_loader.order import Order
+from fsmount_loader.order import Int64s, Order
 from fsmount_loader.plan import Plan
-from fsmount_loader.read import Reader, ShardFiles
+from fsmount_loader.read import Reader, ShardFiles, Span
 from fsmount_loader.varied import VariedAssembler
 
 _PLANNED_AT_ONCE = 1 << 12  # samples; a plan of one batch costs nearly as much as one of many
@@ -83,55 +83,56 @@ class Pass:
 
     def planned(self, reader: Reader, worker: int, workers: int) -> Iterator[Planned]:
         """This worker's batches, each announced `prefetch` batches before it is read."""
-        ahead = _ReadAhead(reader, self.order)
         waiting: deque[Planned] = deque()
-        for planned, chunks in self._in_groups(range(worker, len(self), workers)):
+        for planned, spans in self._in_groups(reader, range(worker, len(self), workers)):
             waiting.append(planned)
-            if self.options.prefetch:
-                ahead.announce(chunks)
+            for span in spans:
+                reader.announce(span)
             if len(waiting) > self.options.prefetch:
                 yield waiting.popleft()
         yield from waiting
 
-    def _in_groups(self, numbers: range) -> Iterator[tuple[Planned, list[int]]]:
-        """Batches by number, and the chunks their rows lie in; planned many at a time."""
+    def _in_groups(
+        self, reader: Reader, numbers: range
+    ) -> Iterator[tuple[Planned, Sequence[Span]]]:
+        """Batches by number, and what to announce for each; planned many at a time."""
         order = self.order.of_epoch(self.epoch)
         size = self.division.rank_batch
         sorted_ = self.order.buckets is not None  # then a batch costs the least in its turn
         step = 1 if sorted_ else max(1, _PLANNED_AT_ONCE // size)
+        ahead = _ReadAhead(reader, self.order)
         for at in range(0, len(numbers), step):
             some = [self.division.positions(self.start, n) for n in numbers[at : at + step]]
             rows = order.rows(np.concatenate([positions for positions, _ in some]))
-            chunks = self.order.chunks(rows).tolist()
+            spans = ahead.spans(rows, size) if self.options.prefetch else {}
             for place, (positions, valid) in enumerate(some):
-                mine = slice(place * size, (place + 1) * size)
-                yield Planned(positions, rows[mine], valid), chunks[mine]
+                mine = rows[place * size : (place + 1) * size]
+                yield Planned(positions, mine, valid), spans.get(place, ())
 
 
 class _ReadAhead:
-    """Announces whole chunks, each once while it is in use."""
+    """Has whole chunks announced, each once, since an epoch is done with a chunk before long."""
 
     def __init__(self, reader: Reader, order: Order) -> None:
         self._reader = reader
-        self._bounds = order.bounds
-        chunks, rows = len(order.bounds) - 1, int(order.bounds[-1])
-        in_use = order.window * chunks // rows + 3  # chunks of a stream, about
-        self._most = in_use * max(order.streams, 256)
-        if order.buckets is not None:
-            self._most += order.buckets.window
-        self._announced: OrderedDict[int, None] = OrderedDict()
+        self._order = order
+        self._announced = np.zeros(len(order.bounds) - 1, np.bool_)
 
-    def announce(self, chunks: Sequence[int]) -> None:
-        """Announce chunks, but for those announced already."""
-        announced = self._announced
-        fresh = sorted({number for number in chunks if number not in announced})
-        for number in chunks:
-            announced[number] = None
-            announced.move_to_end(number)
-        if fresh:
-            chunk = np.array(fresh)
-            first, length = self._bounds[chunk], self._bounds[chunk + 1] - self._bounds[chunk]
-            place = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-            self._reader.announce(np.repeat(first, length) + place, np.repeat(chunk, length))
-        while len(announced) > self._most:
-            announced.popitem(last=False)
+    def spans(self, rows: Int64s, size: int) -> Mapping[int, Sequence[Span]]:
+        """What is to be announced for each batch of `size` of the `rows`, by the batch's place."""
+        chunks = self._order.chunks(rows)
+        fresh = np.flatnonzero(~self._announced[chunks])
+        numbers, first_use = np.unique(chunks[fresh], return_index=True)
+        self._announced[numbers] = True
+        batches = dict(zip(numbers.tolist(), (fresh[first_use] // size).tolist(), strict=True))
+        found: dict[int, list[Span]] = {}
+        for number, span in self._spans_of(numbers):
+            found.setdefault(batches[number], []).append(span)
+        return found
+
+    def _spans_of(self, chunks: Int64s) -> list[tuple[int, Span]]:
+        """What a reader of each of `chunks` reads, with the chunk's number."""
+        first, end = self._order.bounds[chunks], self._order.bounds[chunks + 1]
+        length = end - first
+        place = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+        return self._reader.spans(np.repeat(first, length) + place, np.repeat(chunks, length))

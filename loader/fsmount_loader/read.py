@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -34,13 +33,17 @@ _LONGEST_WAIT = 5.0
 Payload = tuple[int, memoryview | FsmountError]  # a place in the rows asked for, and what it is
 
 
-class Run(NamedTuple):
-    """Neighbouring payloads of one shard that are read at once."""
+class Span(NamedTuple):
+    """Bytes of a shard."""
 
     shard: int
     start: int
     stop: int
-    places: Sequence[int]  # in the rows that were asked for
+
+
+# Neighbouring payloads of a shard that are read at once: the shard, the bytes from start to stop,
+# and their places in the rows that were asked for.
+Run = tuple[int, int, int, Sequence[int]]
 
 
 def coalesce(
@@ -58,9 +61,12 @@ def coalesce(
     stop, piece = start + size[order], start // _RUN_MAX
     near = (shard[1:] == shard[:-1]) & (start[1:] - stop[:-1] <= threshold)
     near &= (piece[1:] == piece[:-1]) & (stop[1:] >= stop[:-1])
-    bounds = [0, *(np.flatnonzero(~near) + 1).tolist(), len(order)]
-    shards, starts, stops, places = (a.tolist() for a in (shard, start, stop, order))
-    return [Run(shards[a], starts[a], stops[b - 1], places[a:b]) for a, b in pairwise(bounds)]
+    first = np.concatenate(([0], np.flatnonzero(~near) + 1))
+    last = np.append(first[1:], len(order)) - 1
+    places = order.tolist()
+    bounds = (shard[first], start[first], stop[last], first, last + 1)
+    runs = zip(*(values.tolist() for values in bounds), strict=True)
+    return [(number, begin, end, places[i:j]) for number, begin, end, i, j in runs]
 
 
 @dataclass(slots=True)
@@ -182,41 +188,50 @@ class Reader:
         offsets, sizes, checksums = offset.tolist(), size.tolist(), r.checksum[rows].tolist()
         group: list[Payload] = []
         used = 0  # bytes of the buffer
-        for run in coalesce(shard, offset, size, self._threshold):
-            if group and used + run.stop - run.start > _GROUP:
+        for number, start, stop, places in coalesce(shard, offset, size, self._threshold):
+            if group and used + stop - start > _GROUP:
                 yield group
                 group, used = [], 0
-            data, used = self._attempt(run, used)
-            for place in run.places:
-                at = offsets[place] - run.start
+            data = self._attempt(number, start, stop, used)
+            used += len(data)
+            for place in places:
+                at = offsets[place] - start
                 payload = data[at : at + sizes[place]]
                 intact = len(payload) == sizes[place] and _checksum(payload) == checksums[place]
                 group.append((place, payload if intact else self._again(int(rows[place]))))
         yield group
 
-    def announce(self, rows: Int64s, chunk: Int64s) -> None:
-        """Have the kernel fetch what `payloads` would read of the `rows` of each chunk alone."""
+    def spans(self, rows: Int64s, chunk: Int64s) -> list[tuple[int, Span]]:
+        """What `payloads` would read of the `rows` of each chunk alone, with the chunk's number."""
         r = self._plan.rows
         shard = r.shard[rows]
-        for run in coalesce(chunk, r.offset[rows], r.size[rows], self._threshold):
-            self._files.announce(int(shard[run.places[0]]), run.start, run.stop)
+        return [
+            (number, Span(int(shard[places[0]]), start, stop))
+            for number, start, stop, places in coalesce(
+                chunk, r.offset[rows], r.size[rows], self._threshold
+            )
+        ]
 
-    def _attempt(self, run: Run, used: int) -> tuple[memoryview, int]:
-        """What can be read of a run at the first attempt, perhaps nothing, and where it ends.
+    def announce(self, span: Span) -> None:
+        """Have the kernel fetch these bytes soon; never fails."""
+        self._files.announce(*span)
+
+    def _attempt(self, shard: int, start: int, stop: int, used: int) -> memoryview:
+        """What can be read of these bytes at the first attempt, perhaps nothing.
 
         It lies in the buffer behind what is `used`.
         """
-        end = used + run.stop - run.start
+        end = used + stop - start
         if len(self._buffer) < end:
             self._buffer = memoryview(bytearray(max(end, _GROUP)))
         buffer = self._buffer[used:end]
         try:
-            got = self._files.read(run.shard, run.start, buffer)
+            got = self._files.read(shard, start, buffer)
         except OSError:
-            return buffer[:0], used
+            return buffer[:0]
         if self._lost:
-            self._lost.discard(run.shard)
-        return (buffer if got == len(buffer) else buffer[:got]), end
+            self._lost.discard(shard)
+        return buffer if got == len(buffer) else buffer[:got]
 
     def _again(self, row: int) -> memoryview | FsmountError:
         """Read one payload alone, twice if it is not right, and after errors up to the retries."""

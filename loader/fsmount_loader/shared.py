@@ -75,7 +75,7 @@ class Sender:
         self._taken: list[int] = []  # since the last batch
         self._dropped: list[int] = []
         self._count = 0
-        self._views = b""
+        self._views: Mapping[Key, View] = {}
 
     def ordered(self) -> bool:
         """Wait until one more batch is wanted; False: none will be. EOFError if nobody is there."""
@@ -107,10 +107,9 @@ class Sender:
         """
         places, views = self._placed(parts)
         fresh = [(n, len(self._blocks[n].memory)) for n, _ in places if self._blocks[n].file >= 0]
-        pickled = pickle.dumps(views)
-        told = None if pickled == self._views else pickled
+        told = None if views == self._views else pickle.dumps(views)
         message = pickle.dumps(_Message(fresh, self._dropped, places, told, parts.items))
-        self._views, self._dropped = pickled, []
+        self._views, self._dropped = views, []
         return Packed(message, [number for number, _ in places])
 
     def send(self, batch: Packed) -> None:
@@ -157,7 +156,7 @@ class Sender:
             else:
                 self._dropped.append(number)
 
-    def _placed(self, parts: Parts) -> tuple[list[tuple[int, int]], dict[Key, View]]:
+    def _placed(self, parts: Parts) -> tuple[list[tuple[int, int]], Mapping[Key, View]]:
         """Where the batch's blocks lie, and its views of those."""
         mine = {self._blocks[number].address: number for number in self._taken}
         inside = [block.data_ptr() in mine for block in parts.blocks]
@@ -167,7 +166,7 @@ class Sender:
             if here
         ]
         if all(inside):
-            return places, dict(parts.views)
+            return places, parts.views
         moved = {}  # of each block: its new place, and how far into it
         end = here = 0
         for old, block in enumerate(parts.blocks):

@@ -45,24 +45,24 @@ def test_runs_cover_each_payload_once_and_read_through_small_gaps_only(
         else (np.zeros(0, np.int64),) * 3
     )
     runs = list(coalesce(shard, offset, size, threshold))
-    assert sorted(place for run in runs for place in run.places) == list(range(len(payloads)))
-    for run in runs:
-        spans = sorted((int(offset[p]), int(offset[p] + size[p])) for p in run.places)
-        assert {int(shard[p]) for p in run.places} == {run.shard}
-        assert (spans[0][0], max(stop for _, stop in spans)) == (run.start, run.stop)
-        end = run.start
+    assert sorted(place for *_, places in runs for place in places) == list(range(len(payloads)))
+    for number, first, last, places in runs:
+        spans = sorted((int(offset[p]), int(offset[p] + size[p])) for p in places)
+        assert {int(shard[p]) for p in places} == {number}
+        assert (spans[0][0], max(stop for _, stop in spans)) == (first, last)
+        end = first
         for start, stop in spans:
             assert start - end <= threshold
             end = max(end, stop)
-    for one, other in pairwise(runs):
-        assert one.shard < other.shard or other.start - one.stop > threshold
+    for (one, _, stop, _), (other, start, _, _) in pairwise(runs):
+        assert one < other or start - stop > threshold
 
 
 def test_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fsmount_loader.read._RUN_MAX", 100)
     shard, size = np.zeros(10, np.int64), np.full(10, 40, np.int64)
     runs = list(coalesce(shard, np.arange(10) * 40, size, 1000))
-    assert [run.places for run in runs] == [[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]]
+    assert [places for *_, places in runs] == [[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]]
     assert len(list(coalesce(shard[:2], np.array([0, 200]), size[:2] * 5, 1000))) == 2
 
 
