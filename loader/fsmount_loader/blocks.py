@@ -25,6 +25,7 @@ from fsmount.errors import LoadError
 Array = npt.NDArray[np.uint8]
 Take = Callable[[int], torch.Tensor]  # bytes -> uint8 [bytes], a whole storage, not cleared
 
+_FREE, _SENT, _GIVEN_UP = range(3)  # what a shared block's flag says
 _SPARE_MAX = 4  # blocks that wait to be used again
 _LENT_MAX = 512  # blocks in use; a process can have 65,530 mappings
 
@@ -93,6 +94,64 @@ def lend(
     """
     array = np.frombuffer(memory, np.uint8, nbytes)
     return torch.from_numpy(array), weakref.ref(array, lambda _: returned())
+
+
+@dataclass(slots=True, weakref_slot=True)
+class SharedBlock:
+    """A memfd that the process which made it and one receiver map.
+
+    It ends in a flag: the maker sets it when the block is sent, the receiver clears it when no
+    tensor uses the block any more. If the receiver was forked meanwhile, its child may use the
+    block, which is given up then.
+    """
+
+    memory: mmap.mmap
+    file: int  # its descriptor; -1 when it is closed
+    address: int = 0  # of what was lent last
+    _used: weakref.ref[Array] | None = None  # by a tensor in this process
+
+    @classmethod
+    def make(cls, nbytes: int) -> SharedBlock:
+        """A new one with room for `nbytes`; LoadError."""
+        file = anonymous_file(nbytes + 1)
+        return cls(map_block(nbytes + 1, file), file)
+
+    @property
+    def room(self) -> int:
+        """Bytes that can be lent."""
+        return len(self.memory) - 1
+
+    @property
+    def is_free(self) -> bool:
+        """Whether neither process uses it."""
+        here = self._used is not None and self._used() is not None
+        return not here and self.memory[-1] == _FREE  # in this order: sending sets the flag first
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it will never be free."""
+        return self.memory[-1] == _GIVEN_UP
+
+    def lend(self, nbytes: int) -> torch.Tensor:
+        """The first `nbytes`, to be filled: uint8 [nbytes], a whole storage."""
+        tensor, self._used = lend(self.memory, nbytes, lambda: None)
+        self.address = tensor.data_ptr()
+        return tensor
+
+    def sent(self) -> None:
+        """It is the receiver's until that gives it back."""
+        self.memory[-1] = _SENT
+
+
+def give_back(memory: mmap.mmap, forks: Forks, before: int) -> bool:
+    """The receiver uses a SharedBlock no more, if it has not been forked since `before` forks.
+
+    Returns whether it was given back, and not given up. `forks` is FORKS, which may be gone when
+    the interpreter ends.
+    """
+    unforked = forks.count == before
+    memory[-1] = _FREE if unforked else _GIVEN_UP
+    return unforked
 
 
 class Recycler:

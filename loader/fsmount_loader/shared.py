@@ -1,9 +1,8 @@
 """Batches from a worker process to the trainer, in blocks of memory that both map.
 
 A block is a memfd: containers have 64 MB of /dev/shm, and nothing is left behind whoever dies. The
-worker makes it and sends its descriptor once. The trainer lends it to the training loop and sends
-its number back when no tensor uses it any more; then the worker fills it again. If the trainer was
-forked meanwhile, its child may use the block: both forget it then, and the number is sent negative.
+worker makes it and sends its descriptor once. The trainer lends it to the training loop and gives
+it back, by its flag, when no tensor uses it any more; then the worker fills it again.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import os
 import pickle
 import resource
 import weakref
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -23,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fsmount_loader.batch import Batch, Key, Parts, View
-from fsmount_loader.blocks import FORKS, Array, anonymous_file, lend, map_block
+from fsmount_loader.blocks import FORKS, Array, SharedBlock, give_back, lend, map_block
 
 _ALIGNMENT = 64
 _KEPT_MAX = 512  # blocks of a worker that may be kept; a process can have 65,530 mappings
@@ -54,24 +51,13 @@ class Packed(NamedTuple):
     blocks: list[int]
 
 
-@dataclass(slots=True)
-class _Block:
-    """A worker's block."""
-
-    memory: mmap.mmap
-    file: int  # its descriptor until it is sent, then -1
-    address: int = 0
-    used: weakref.ref[Array] | None = None  # by a tensor in this process
-
-
 class Sender:
     """The worker's end. Not thread-safe."""
 
     def __init__(self, connection: Connection, spare_max: int) -> None:
         self._connection = connection
         self._spare_max = spare_max  # blocks that wait to be filled again
-        self._blocks: dict[int, _Block] = {}
-        self._free: list[int] = []
+        self._blocks: dict[int, SharedBlock] = {}
         self._taken: list[int] = []  # since the last batch
         self._dropped: list[int] = []
         self._count = 0
@@ -79,26 +65,22 @@ class Sender:
 
     def ordered(self) -> bool:
         """Wait until one more batch is wanted; False: none will be. EOFError if nobody is there."""
-        order = self._connection.recv_bytes()
-        if order:
-            for number in pickle.loads(order):  # noqa: S301 - from the process that made this one
-                if number > 0:
-                    self._free.append(number)
-                else:
-                    del self._blocks[-number]
-            self._drop_surplus()
-        return bool(order)
+        return bool(self._connection.recv_bytes())
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """A block that neither process uses; as Recycler.take."""
-        number = self._fitting(nbytes)
+        """A block that neither process uses, the smallest that fits; as Recycler.take."""
+        free = self._free()
+        number = next((number for number in free if self._blocks[number].room >= nbytes), None)
         if number is None:
-            number = self._make(nbytes)
+            self._count += 1
+            number = self._count
+            self._blocks[number] = SharedBlock.make(nbytes)
+        else:
+            free.remove(number)
+        for surplus in free[: max(0, len(free) - self._spare_max)]:
+            self._drop(surplus)
         self._taken.append(number)
-        block = self._blocks[number]
-        tensor, block.used = lend(block.memory, nbytes, lambda: None)
-        block.address = tensor.data_ptr()
-        return tensor
+        return self._blocks[number].lend(nbytes)
 
     def pack(self, parts: Parts) -> Packed:
         """A batch as it is sent; what lies in no block taken for it is copied into one.
@@ -114,47 +96,33 @@ class Sender:
 
     def send(self, batch: Packed) -> None:
         """Send a batch; OSError if nobody is there."""
+        blocks = [self._blocks[number] for number in batch.blocks]
+        for block in blocks:
+            block.sent()
         self._connection.send_bytes(batch.message)
-        for block in (self._blocks[number] for number in batch.blocks):
+        for block in blocks:
             if block.file >= 0:
                 reduction.send_handle(self._connection, block.file, 0)
                 os.close(block.file)
                 block.file = -1
-        self._free += [number for number in self._taken if number not in batch.blocks]
         self._taken = []
 
     def fail(self, error: Exception) -> None:
         """Have the trainer raise `error` in place of the next batch."""
         self._connection.send_bytes(pickle.dumps(error))
 
-    def _fitting(self, nbytes: int) -> int | None:
-        """The smallest free block of `nbytes` that no tensor uses here either, no more free."""
-        fitting = [
-            (len(block.memory), number)
-            for number in self._free
-            if len((block := self._blocks[number]).memory) >= nbytes and not _in_use(block)
-        ]
-        if not fitting:
-            return None
-        _, number = min(fitting)
-        self._free.remove(number)
-        return number
+    def _free(self) -> list[int]:
+        """The blocks that can be taken, the smallest first. Those given up are forgotten."""
+        self._blocks = {n: block for n, block in self._blocks.items() if not block.is_given_up}
+        free = [n for n, block in self._blocks.items() if block.is_free and n not in self._taken]
+        return sorted(free, key=lambda number: self._blocks[number].room)
 
-    def _make(self, nbytes: int) -> int:
-        file = anonymous_file(max(nbytes, 1))
-        self._count += 1
-        self._blocks[self._count] = _Block(map_block(nbytes, file), file)
-        return self._count
-
-    def _drop_surplus(self) -> None:
-        while len(self._free) > self._spare_max:
-            number = min(self._free, key=lambda free: len(self._blocks[free].memory))
-            self._free.remove(number)
-            block = self._blocks.pop(number)
-            if block.file >= 0:
-                os.close(block.file)
-            else:
-                self._dropped.append(number)
+    def _drop(self, number: int) -> None:
+        block = self._blocks.pop(number)
+        if block.file >= 0:
+            os.close(block.file)
+        else:
+            self._dropped.append(number)
 
     def _placed(self, parts: Parts) -> tuple[list[tuple[int, int]], Mapping[Key, View]]:
         """Where the batch's blocks lie, and its views of those."""
@@ -194,7 +162,6 @@ class Receiver:
         self._kept_max = kept_max
         self._memory: dict[int, mmap.mmap] = {}
         self._lent: dict[int, weakref.ref[Array]] = {}
-        self._returned: deque[int] = deque()
         self._views: dict[Key, View] = {}
 
     @property
@@ -204,11 +171,7 @@ class Receiver:
 
     def order(self) -> None:
         """Want one more batch; OSError if the worker is gone."""
-        returned = [self._returned.popleft() for _ in range(len(self._returned))]
-        for number in returned:
-            if number < 0:
-                del self._memory[-number]
-        self._connection.send_bytes(pickle.dumps(returned))
+        self._connection.send_bytes(b"1")
 
     def receive(self) -> Batch | Exception:
         """The next batch, or what the worker raised; EOFError or OSError if it is gone."""
@@ -227,19 +190,17 @@ class Receiver:
         return Parts(message.items, blocks, self._views).together()
 
     def _lend(self, number: int, nbytes: int) -> torch.Tensor:
-        lent, returned, forks, before = self._lent, self._returned, FORKS, FORKS.count
+        lent, memories, memory = self._lent, self._memory, self._memory[number]
+        give, forks, before = give_back, FORKS, FORKS.count
 
-        def give_back() -> None:
+        def returned() -> None:
             del lent[number]
-            returned.append(number if forks.count == before else -number)
+            if not give(memory, forks, before):
+                del memories[number]
 
         full = len(lent) >= self._kept_max
-        block, lent[number] = lend(self._memory[number], nbytes, give_back)
+        block, lent[number] = lend(memory, nbytes, returned)
         return block.clone() if full else block
-
-
-def _in_use(block: _Block) -> bool:
-    return block.used is not None and block.used() is not None
 
 
 def _shifted(view: View, block: int, start: int) -> View:

@@ -124,12 +124,12 @@ def test_nothing_stays_behind(small: Path, run: Callable[[ShardDataset], None]) 
     assert left_behind() == before
 
 
-def test_a_run_goes_on_after_a_worker_was_killed(small: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_after_a_worker_was_killed(larger: Path, tmp_path: Path) -> None:
     """In the same process, from the state that is of the batches handed out."""
-    order = [numbers(batch) for batch in ShardDataset(small, batch_size=3)]
+    order = [numbers(batch) for batch in ShardDataset(larger, batch_size=3)]
     pids = tmp_path / "pids"
     pids.mkdir()
-    loader = ShardLoader(ShardDataset(small, batch_size=3), 2)
+    loader = ShardLoader(ShardDataset(larger, batch_size=3), 2)
     seen = []
 
     def train() -> None:
@@ -141,12 +141,12 @@ def test_a_run_goes_on_after_a_worker_was_killed(small: Path, tmp_path: Path) ->
 
     with pytest.raises(LoadError, match="was killed by SIGKILL"):
         train()
-    assert 2 <= len(seen) < 6
+    assert 2 <= len(seen) < 10  # of 35: no more were built ahead
     assert loader.state_dict()["position"] == 3 * len(seen)
     loader.load_state_dict(loader.state_dict())
     seen += [numbers(batch) for batch in loader]
     assert seen == order
-    again = ShardLoader(ShardDataset(small, batch_size=3, transform=Stuck(pids)), 2)
+    again = ShardLoader(ShardDataset(larger, batch_size=3, transform=Stuck(pids)), 2)
     thread = threading.Thread(target=lambda: os.kill(wait_for(pids, 1)[0], signal.SIGKILL))
     thread.start()
     with pytest.raises(LoadError, match="was killed by SIGKILL"):  # though nobody else comes

@@ -122,22 +122,25 @@ class TestAtBoot:
         assert os.listxattr(f"{mountpoint}/VERSION.json")
         umount(mountpoint, mountpoint)
 
-    def test_a_line_of_fstab(self, store: Store, mountpoint: str, tmp_path: Path) -> None:
-        fstab = tmp_path / "fstab"
-        line = f"{store.path}@v1 {mountpoint} fuse.fsmount ro,_netdev,nofail,allow_other 0 0\n"
+    @pytest.mark.parametrize("ref", ["@v1", "@latest", ""])
+    def test_a_line_of_fstab(
+        self, store: Store, mountpoint: str, tmp_path: Path, ref: str
+    ) -> None:
+        source, fstab = f"{store.path}{ref}", tmp_path / "fstab"
+        line = f"{source} {mountpoint} fuse.fsmount ro,_netdev,nofail,allow_other 0 0\n"
         fstab.write_text(line)
         for command in (
             ["mount", "--fstab", str(fstab), mountpoint],
             ["mount", "--fstab", str(fstab), "--all"],
-            ["mount", "--fstab", str(fstab), f"{store.path}@v1"],
+            ["mount", "--fstab", str(fstab), source],
         ):
             assert run(*command).returncode == 0
             again = run("mount", "--fstab", str(fstab), "--all")  # mounts what is not
             assert (again.returncode, again.stderr) == (0, "")
             assert [one.mountpoint for one in all_mounts()].count(mountpoint) == 1
             assert "allow_other" in options_of(mountpoint)
-            assert "VERSION.json" in os.listdir(mountpoint)
-            umount(mountpoint, f"{store.path}@v1")
+            assert ("VERSION.json" if ref else "versions") in os.listdir(mountpoint)
+            umount(mountpoint, source)
 
     def test_what_can_not_be_mounted_says_why(self, store: Store, mountpoint: str) -> None:
         done = run("mount", "-t", "fuse.fsmount", f"{store.path}@v9", mountpoint, "-o", "ro,nofail")

@@ -92,11 +92,10 @@ def _become_supervisor(
 def _prepare(request: MountRequest) -> Config:
     """What the kernel driver is to serve; FsmountError where there is no such thing."""
     store = Store.open(request.store)
+    source = records.source_of(store.path, request.ref)
     if request.ref is None:
-        source = records.source_of(store.path, None)
         return prepare.prepare_store(store, request.mountpoint, source, request.look)
     document = store.resolve(parse_ref(request.ref))
-    source = records.source_of(store.path, document.tag or f"sha256:{document.table.digest}")
     return prepare.prepare_version(store, document, request.mountpoint, source, request.look)
 
 

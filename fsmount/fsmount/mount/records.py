@@ -187,7 +187,7 @@ def _from_kernel(mount: KernelMount) -> Record:
     if not at or "/" in ref:
         store, ref = mount.source, ""
     empty = Record(mount.mountpoint, store, None, None, None, None, None, None, None, mount.device)
-    return replace(empty, ref=ref, tag=ref) if ref else empty
+    return replace(empty, ref=ref, tag=None if ref == "latest" else ref) if ref else empty
 
 
 def path_for(mountpoint: str, suffix: str) -> str:

@@ -69,7 +69,7 @@ class _Serving:
 
     @property
     def options(self) -> fusepy_driver.FuseOptions:
-        source = records.source_of(self._request.store, self._shown)
+        source = records.source_of(self._request.store, self._request.ref)
         return fusepy_driver.FuseOptions(source, self._request.allow_other)
 
     def started(self) -> None:
