@@ -42,7 +42,7 @@ Run = Mapping[str, float]
 @click.command()
 @click.argument("version")
 @click.option("--npz", help="Directory of .npz files to read too, one sample each.")
-@click.option("--batch-size", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
 @click.option(
     "--samples",
     type=click.IntRange(1),
