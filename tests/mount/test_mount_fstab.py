@@ -123,9 +123,7 @@ class TestAtBoot:
         umount(mountpoint, mountpoint)
 
     @pytest.mark.parametrize("ref", ["@v1", "@latest", ""])
-    def test_a_line_of_fstab(
-        self, store: Store, mountpoint: str, tmp_path: Path, ref: str
-    ) -> None:
+    def test_a_line_of_fstab(self, store: Store, mountpoint: str, tmp_path: Path, ref: str) -> None:
         source, fstab = f"{store.path}{ref}", tmp_path / "fstab"
         line = f"{source} {mountpoint} fuse.fsmount ro,_netdev,nofail,allow_other 0 0\n"
         fstab.write_text(line)
