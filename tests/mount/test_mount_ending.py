@@ -146,7 +146,11 @@ def test_a_server_that_is_asked_to_end_unmounts(
     store: Store, version: Version, mounter: Mounter, number: signal.Signals, driver: str
 ) -> None:
     del version
-    root = mounter(request_for(store, driver=driver))
+    earlier = signal.signal(number, signal.SIG_DFL)  # what nohup ignores is ignored by all below it
+    try:
+        root = mounter(request_for(store, driver=driver))
+    finally:
+        signal.signal(number, earlier)
     pid = server_of(root)
     os.kill(pid, number)
     assert has_ended(pid)

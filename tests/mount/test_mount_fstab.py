@@ -138,7 +138,7 @@ class TestAtBoot:
             assert [one.mountpoint for one in all_mounts()].count(mountpoint) == 1
             assert "allow_other" in options_of(mountpoint)
             assert ("VERSION.json" if ref else "versions") in os.listdir(mountpoint)
-            umount(mountpoint, source)
+            umount(mountpoint, source if ref else mountpoint)  # a store is a directory, no mount
 
     def test_what_can_not_be_mounted_says_why(self, store: Store, mountpoint: str) -> None:
         done = run("mount", "-t", "fuse.fsmount", f"{store.path}@v9", mountpoint, "-o", "ro,nofail")
