@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from fsmount_cli.bench.results import draw, give
+from fsmount_cli.bench.results import JSON_OPTION, OUTPUT_OPTION, PLOT_OPTION, draw, give
 from fsmount_cli.bench.scratch import BenchError
 from fsmount_cli.common import print_table
 
@@ -57,9 +57,9 @@ Run = Mapping[str, float]
     type=click.Choice(CONTESTANTS),
     help="Measure only this one; may be given several times.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--output", type=click.Path(dir_okay=False), help="Write the JSON to a file.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw it; needs fsmount[plot].")
+@JSON_OPTION
+@OUTPUT_OPTION
+@PLOT_OPTION
 def load(
     version: str,
     *,

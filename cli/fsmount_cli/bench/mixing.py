@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fsmount.errors import FsmountError
-from fsmount_cli.bench.results import draw, give
+from fsmount_cli.bench.results import JSON_OPTION, OUTPUT_OPTION, PLOT_OPTION, draw, give
 from fsmount_cli.common import human_bytes, print_table
 
 _DEFAULT_BATCH = 64
@@ -39,25 +39,19 @@ _SCOPES = {"rank": "a rank's batch", "global": "global batch"}
 @click.option("--seed", type=int, metavar="N", default=0, show_default=True)
 @click.option("--epoch", type=int, metavar="N", default=0, show_default=True)
 @click.option("--column", metavar="NAME", help="A column of numbers whose batch means count too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--output", type=click.Path(dir_okay=False), help="Write the JSON to a file.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw it; needs fsmount[plot].")
+@JSON_OPTION
+@OUTPUT_OPTION
+@PLOT_OPTION
 def mixing(
     version: str,
     *,
-    where: str | None,
-    batch_size: int | None,
-    global_batch_size: int | None,
     world_size: int,
-    streams: int | None,
-    window: int | None,
-    chunk_size: int | None,
-    seed: int,
     epoch: int,
     column: str | None,
     as_json: bool,
     output: str | None,
     plot: str | None,
+    **given: Any,
 ) -> None:
     """Measure how well batches of VERSION, a mounted one, are mixed when it is shuffled.
 
@@ -74,19 +68,10 @@ def mixing(
         raise FsmountError("no torch here: install the extra with pip install 'fsmount[train]'")
     from fsmount_cli.bench.mixed import measured  # noqa: PLC0415 - optional extra
 
-    if batch_size is None and global_batch_size is None:
-        batch_size = _DEFAULT_BATCH
-    given = {
-        "where": where,
-        "batch_size": batch_size,
-        "global_batch_size": global_batch_size,
-        "streams": streams,
-        "window": window,
-        "chunk_size": chunk_size,
-        "seed": seed,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    result = measured(version, given, world_size, epoch, column)
+    options = {name: value for name, value in given.items() if value is not None}
+    if "global_batch_size" not in options:
+        options.setdefault("batch_size", _DEFAULT_BATCH)
+    result = measured(version, options, world_size, epoch, column)
     give(result, output, None if as_json else _print)
     if plot is not None:
         draw(plot, (8, 4), lambda axes: _paint(axes, result))

@@ -15,7 +15,7 @@ from fsmount.model import LatestRef
 from fsmount.store import Store
 from fsmount_cli.bench.measures import MEASURES, Bench
 from fsmount_cli.bench.reading import Rounds
-from fsmount_cli.bench.results import give
+from fsmount_cli.bench.results import JSON_OPTION, OUTPUT_OPTION, give
 from fsmount_cli.bench.scratch import scratch_directory
 from fsmount_cli.bench.served import largest
 from fsmount_cli.common import one_line, parse_store_ref, print_table
@@ -57,8 +57,8 @@ _GIB = 1 << 30
     type=click.Path(exists=True, file_okay=False),
     help="Where a directory for mountpoints is made.  [default: where temporary files go]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--output", type=click.Path(dir_okay=False), help="Write the JSON to a file.")
+@JSON_OPTION
+@OUTPUT_OPTION
 def mount(
     version: str,
     *,

@@ -16,7 +16,7 @@ import click
 
 from fsmount.pack.source import NpzTree
 from fsmount_cli.bench.memory import Peak
-from fsmount_cli.bench.results import give
+from fsmount_cli.bench.results import JSON_OPTION, OUTPUT_OPTION, give
 from fsmount_cli.bench.scratch import run, scratch_directory
 from fsmount_cli.bench.served import FSMOUNT
 from fsmount_cli.common import print_table
@@ -64,8 +64,8 @@ class _Job:
     help="Where a directory is made for the store; it needs room for the packed source.  "
     "[default: where temporary files go]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--output", type=click.Path(dir_okay=False), help="Write the JSON to a file.")
+@JSON_OPTION
+@OUTPUT_OPTION
 def pack(
     source: str,
     *,

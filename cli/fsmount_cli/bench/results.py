@@ -15,6 +15,14 @@ from fsmount_cli.common import print_json
 
 Result = Mapping[str, Any]
 
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+OUTPUT_OPTION = click.option(
+    "--output", type=click.Path(dir_okay=False), help="Write the JSON to a file."
+)
+PLOT_OPTION = click.option(
+    "--plot", type=click.Path(dir_okay=False), help="Draw it; needs fsmount[plot]."
+)
+
 
 def give(result: Result, output: str | None, show: Callable[[Result], None] | None) -> None:
     """Write `result` as JSON to the file `output`, if any, and `show` it, or print it as JSON."""

@@ -170,14 +170,12 @@ def _guard(seconds: float, over: threading.Event, late: threading.Event) -> None
 
 def _sweep(path: str) -> None:
     for pid in children(os.getpid()):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+        _send(pid, signal.SIGTERM)
     _take_off(path)
     with suppress(BenchError):  # whose mount is gone ends by itself, and gives back its lease
-        wait_for(lambda: not _alive(), _END_SECONDS, "servers to end")
-    while _alive():  # a supervisor may just have started another server
-        _kill_below(os.getpid())
-        time.sleep(_POLL_SECONDS)
+        wait_for(_childless, _END_SECONDS, "servers to end")
+    with suppress(BenchError):  # what can't be killed, as in the middle of a disk's error, stays
+        wait_for(_killed, _END_SECONDS, "servers to be killed")
     _take_off(path)  # what a server that was just starting had mounted
     shutil.rmtree(path, ignore_errors=True)
 
@@ -189,17 +187,27 @@ def _take_off(path: str) -> None:
                 unmount(mount.mountpoint, lazy=True)
 
 
-def _alive() -> list[int]:
-    """Our children, after waiting for those that have ended."""
+def _childless() -> bool:
+    """Whether we have no children, after waiting for those that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    return children(os.getpid())
+    return not children(os.getpid())
+
+
+def _killed() -> bool:
+    """Kill all below us once more, and whether that was all: who is killed may be replaced."""
+    _kill_below(os.getpid())
+    return _childless()
 
 
 def _kill_below(pid: int) -> None:
     """Kill all that descends from a process."""
     for child in children(pid):
         _kill_below(child)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        _send(child, signal.SIGKILL)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
