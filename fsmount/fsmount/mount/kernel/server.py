@@ -62,9 +62,7 @@ def serve(
     another server died before. `on_alone` is called before it opens anything that the supervisor
     is not told of.
     """
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's are for the supervisor
-        signal.signal(number, signal.SIG_IGN)
-    _raise_limit_on_files()
+    _settle()
     lease = Leasing(config.store, config.tables)
 
     def go_on_alone() -> None:
@@ -80,8 +78,7 @@ def serve(
         raise
     backing = link if features.passthrough else None
     sender = Sender(device, splice=config.splice)
-    listings = _listings(sender, filesystem, successor=successor) if features.no_opendir else None
-    on_listed = None if listings is None else listings.note
+    on_listed = _noting(sender, filesystem, successor) if features.no_opendir else None
     answers = Answers(filesystem, backing, xattrs=config.xattrs, on_listed=on_listed)
     session = Session(device, answers, sender)
     if successor and features.resend:
@@ -91,13 +88,13 @@ def serve(
     release_kept()
 
 
-def _listings(sender: Sender, filesystem: FileSystem, *, successor: bool) -> Listings:
-    """What drops the kernel's listings of directories that grow; a predecessor's at once."""
+def _noting(sender: Sender, filesystem: FileSystem, successor: bool) -> Callable[[int], None]:
+    """What has the kernel's listing of a directory that grows dropped; a predecessor's are now."""
     listings = Listings(sender.drop_kept)
     listings.begin()
     if successor:
         listings.note_all(filesystem.growing)
-    return listings
+    return listings.note
 
 
 def _on_sigterm(link: Supervised, config: Config) -> None:
@@ -109,7 +106,11 @@ def _on_sigterm(link: Supervised, config: Config) -> None:
         log.error("can't unmount %s: %s", config.mountpoint, os.strerror(code))
 
 
-def _raise_limit_on_files() -> None:
-    """An open file that the kernel does not read itself is an open file of the server."""
+def _settle() -> None:
+    """A terminal's signals are for the supervisor. As many files as may be can be opened: one that
+    the kernel does not read itself is an open file of the server.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
