@@ -6,10 +6,9 @@ import gc
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from small_versions import Sample, build, numbered
+from pages import run_examples
 
 from fsmount_loader import ShardDataset
 
@@ -18,11 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "loading.md").read_text()
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_the_examples_run(tmp_path: Path) -> None:
-    samples = [Sample(s.name, s.arrays, {**(s.sidecar or {}), "label": 0}) for s in numbered(8)]
-    root = build(tmp_path / "ds", {"a": [samples]})
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(block.replace("/mnt/ds", str(root)), names)  # noqa: S102 - our own page
+    names = run_examples(PAGE, tmp_path)
     assert len(names["rest"]) == 2
     assert names["result"] == 3 / 8
     assert names["state"]["position"] == 8

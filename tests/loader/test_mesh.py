@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
 from small_versions import build, numbered
+from torchrun import torchrun
 
-PROGRAM = Path(__file__).with_name("mesh_program.py")
 ALL = sorted([*range(10), *range(1000, 1006)])
 
 
@@ -22,17 +17,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the four ranks saw with each mesh."""
     out = tmp_path_factory.mktemp("mesh")
     root = build(out / "version", {"a": [numbered(10)], "b": [numbered(6, 1)]})
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = subprocess.run(
-        [*command, f"--log-dir={out}/log", str(PROGRAM), str(root), str(out)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(4)]
+    return torchrun(4, "mesh_program.py", out, root)
 
 
 def flat(batches: list[list[int]]) -> list[int]:

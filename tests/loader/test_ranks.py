@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
 from small_versions import build, numbered
 from test_dataset import ALL
-
-PROGRAM = Path(__file__).with_name("rank_program.py")
+from torchrun import torchrun
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +18,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     parts = {"a": [numbered(10)], "b/c": [numbered(1, 1)], "d": [numbered(7, 2)]}
     one = build(root / "one", parts)
     other = build(root / "other", {**parts, "d": [numbered(7, 3)]})
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, f"--log-dir={root}/log", str(PROGRAM), str(one), str(other), str(root)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((root / f"{rank}.json").read_text()) for rank in range(2)]
+    return torchrun(2, "rank_program.py", root, one, other)
 
 
 def test_ranks_share_out_the_samples(outcomes: list[dict[str, Any]]) -> None:

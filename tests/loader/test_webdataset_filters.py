@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset as wds
-from small_versions import Sample, build, numbered
+from pages import run_examples
 from test_dataset import ALL
 from test_webdataset import MEMBER, is_valid, number, ranks
 from torch.utils.data import DataLoader
@@ -186,11 +186,7 @@ def test_accelerate_s_loaders_are_refused(small: Path, monkeypatch: pytest.Monke
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the library leaves files open
 def test_the_page_s_examples_run(tmp_path: Path) -> None:
-    samples = [Sample(s.name, s.arrays, {**(s.sidecar or {}), "label": 0}) for s in numbered(8)]
-    root = build(tmp_path / "ds", {"a": [samples]})
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(block.replace("/mnt/ds", str(root)), names)  # noqa: S102 - our own page
+    names = run_examples(PAGE, tmp_path)
     assert (names["epoch"], names["seen"], names["state"]["position"]) == (2, 2, 8)
     assert names["x"].shape == (4, 3)
     assert len(names["arrays"]) == 8
