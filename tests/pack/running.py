@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import select
 import signal
@@ -15,6 +16,8 @@ from types import TracebackType
 
 import numpy as np
 from npz_tree import write_sample
+
+from fsmount_cli.bench.scratch import children
 
 PATIENCE = 60.0  # seconds after which a wait has failed
 
@@ -49,11 +52,16 @@ class Packing:
 
     def building(self) -> set[int]:
         """The places in the plan of the partitions that are being built."""
-        return {int(p.name) for p in self._store.glob("staging/*/*") if p.name.isdigit()}
+        names = map(os.path.basename, self._there("staging/*/*"))
+        return {int(name) for name in names if name.isdigit()}
 
     def remembered(self) -> int:
         """How many partitions are finished."""
-        return len(list(self._store.glob("cache/sources/*/*.parquet")))
+        return len(self._there("cache/sources/*/*.parquet"))
+
+    def _there(self, pattern: str) -> list[str]:
+        """Paths in the store. What vanishes meanwhile is an error of Path.glob, but not of this."""
+        return glob.glob(f"{glob.escape(str(self._store))}/{pattern}")
 
     def wait_for_building(self, *places: int, remembered: int = 0) -> None:
         wait_until(
@@ -63,9 +71,7 @@ class Packing:
 
     def children(self) -> list[int]:
         """The process ids of our children: workers, and multiprocessing's tracker."""
-        pid = self.process.pid
-        tasks = Path(f"/proc/{pid}/task").glob("*/children")
-        return [int(child) for path in tasks for child in path.read_text().split()]
+        return children(self.process.pid)
 
     def workers(self) -> list[int]:
         spawned = [p for p in self.children() if b"spawn_main" in _command_line(p)]
