@@ -1,0 +1,90 @@
+"""Directories that this user alone can change: only there is what a cache says believed.
+
+What lies in a store's own `cache/` may have been written by anybody who can write the store, or by
+a stranger whose store was copied. So whatever a later run takes on trust (remembered builds, lists
+of a version's paths, plans of a training) lies below a directory that this module has checked.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def cache_directory(*names: str) -> str | None:
+    """`fsmount/<names>` in the user's cache, made when missing; None where there is no safe one.
+
+    The cache is `XDG_CACHE_HOME`, else `~/.cache`. A home that belongs to another user, as root has
+    it under sudo, is not taken: the home of the password database is.
+    """
+    base = _cache_home()
+    return None if base is None else private_directory(os.path.join(base, "fsmount", *names))
+
+
+def private_directory(path: str) -> str | None:
+    """The real path of the directory `path`, made when missing, if `is_private`; else None."""
+    if not os.path.isabs(path):
+        return None
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        real = os.path.realpath(path, strict=True)
+    except OSError:
+        return None
+    return real if is_private(real) and os.access(real, os.W_OK | os.X_OK) else None
+
+
+def is_private(path: str) -> bool:
+    """Whether only this user and root can change what the real, absolute `path` names.
+
+    The directory must be this user's and not writable by group or others. Each directory above it
+    must be this user's or root's, and writable by nobody else unless it is sticky, as /tmp is.
+    """
+    uid = os.geteuid()
+    parts = [part for part in path.split("/") if part]
+    try:
+        for depth in range(len(parts)):
+            if not _is_guarded(os.lstat("/" + "/".join(parts[:depth])), uid):
+                return False
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & _OTHERS_WRITE
+
+
+def _is_guarded(found: os.stat_result, uid: int) -> bool:
+    mode = found.st_mode
+    shared = mode & _OTHERS_WRITE and not mode & stat.S_ISVTX
+    return stat.S_ISDIR(mode) and found.st_uid in (0, uid) and not shared
+
+
+def _cache_home() -> str | None:
+    named = os.environ.get("XDG_CACHE_HOME")
+    if named:
+        return named
+    home = home_directory()
+    return None if home is None else os.path.join(home, ".cache")
+
+
+def home_directory() -> str | None:
+    """The user's home: `HOME` if that is this user's directory, else the password database's."""
+    for home in (os.environ.get("HOME"), _registered_home()):
+        if home and os.path.isabs(home) and _belongs_to_us(home):
+            return home
+    return None
+
+
+def _registered_home() -> str | None:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:  # a user of a container only
+        return None
+
+
+def _belongs_to_us(path: str) -> bool:
+    try:
+        return os.stat(path).st_uid == os.geteuid()
+    except OSError:
+        return False
