@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from fsmount.errors import InvalidNameError
+from fsmount.errors import InvalidNameError, one_line
 from fsmount.model import Ref, parse_ref
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
@@ -37,13 +37,6 @@ def human_bytes(count: int) -> str:
     while value >= 1023.5 and unit != _UNITS[-1]:
         value, unit = value / 1024, next(units)
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
-
-
-def one_line(text: str) -> str:
-    """`text` with everything escaped that would break the line or steer a terminal."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def print_json(value: object) -> None:

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 
 import click
 
-from fsmount.errors import FsmountError
+from fsmount.errors import FsmountError, one_line
 from fsmount_cli.bench.command import bench
-from fsmount_cli.common import one_line
 from fsmount_cli.demo.command import demo
 from fsmount_cli.fstab import from_mount8
 from fsmount_cli.mount import mount, mounts, umount

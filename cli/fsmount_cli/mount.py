@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from fsmount.errors import one_line
 from fsmount.mount import ending, lifecycle, records
 from fsmount.mount.records import Mounted
 from fsmount.mount.request import AUTO, DRIVERS, MountRequest
 from fsmount.vfs.reads import Verify
-from fsmount_cli.common import one_line, parse_store_ref, print_json, print_table
+from fsmount_cli.common import parse_store_ref, print_json, print_table
 
 _ID = click.IntRange(0, (1 << 32) - 2)  # the last one means "no id" to the kernel
 

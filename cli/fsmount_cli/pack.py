@@ -19,11 +19,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from fsmount.errors import one_line
 from fsmount.formats import document as documents
 from fsmount.model import DepthRule, Ref, RegexRule, Rule, check_tag, parse_ref
 from fsmount.pack import Observer, PackOptions, PackReport, Silent, pack
 from fsmount.pack.plan import Plan
-from fsmount_cli.common import human_bytes, one_line, print_json
+from fsmount_cli.common import human_bytes, print_json
 
 _SIZE = re.compile(r"(\d+)(KiB|MiB|GiB|TiB|)")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

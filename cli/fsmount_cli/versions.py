@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from fsmount.errors import one_line
 from fsmount.formats import document as documents
 from fsmount.model import LatestRef, Partition, Version, VersionDocument
 from fsmount.store import Store
-from fsmount_cli.common import human_bytes, one_line, parse_store_ref, print_json, print_table
+from fsmount_cli.common import human_bytes, parse_store_ref, print_json, print_table
 
 _JSON_HELP = "Print JSON; sizes in bytes."
 

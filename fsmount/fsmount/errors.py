@@ -26,7 +26,8 @@ FsmountError                    exit 1, EIO
 └── LoadError                   EIO      a sample can't be delivered
 
 `IntegrityError` is raised wherever bytes are checked: in the store, under a mount, in the loader.
-An error's text is one line that names what it is about; the CLI prints it behind `error: `.
+An error's text is one printable line that names what it is about, whatever names a store, a source
+or an archive has brought into it; the CLI prints it behind `error: `.
 """
 
 from __future__ import annotations
@@ -34,12 +35,34 @@ from __future__ import annotations
 import errno
 from typing import ClassVar
 
+_LONGEST = 4000  # characters of an error's text
+
+
+def one_line(text: str) -> str:
+    """`text` with everything escaped that would break the line or steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def shortened(text: str, longest: int = 200) -> str:
+    """`text`, with its middle left out where it has over `longest` characters."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
+
 
 class FsmountError(Exception):
     """Base of all; `errno` is what a file operation answers, `exit_code` what a command returns."""
 
     errno: ClassVar[int] = errno.EIO
     exit_code: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return one_line(shortened(super().__str__(), _LONGEST))
 
 
 class InvalidNameError(FsmountError):

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsmount.errors import FsmountError, InvalidNameError
+from fsmount.errors import FsmountError, InvalidNameError, one_line
 from fsmount.model import LatestRef, TableRef, TagRef
 from fsmount.store import Store
 from fsmount.testing.tiny import numbered, publish
 from fsmount_cli import main as main_module
-from fsmount_cli.common import human_bytes, one_line, parse_store_ref
+from fsmount_cli.common import human_bytes, parse_store_ref
 from fsmount_cli.main import run
 
 Captured = pytest.CaptureFixture[str]

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from fsmount.errors import one_line
 from fsmount.model import LatestRef
 from fsmount.store import Store
 from fsmount_cli.bench.measures import MEASURES, Bench
@@ -18,7 +19,7 @@ from fsmount_cli.bench.reading import Rounds
 from fsmount_cli.bench.results import JSON_OPTION, OUTPUT_OPTION, give
 from fsmount_cli.bench.scratch import scratch_directory
 from fsmount_cli.bench.served import largest
-from fsmount_cli.common import one_line, parse_store_ref, print_table
+from fsmount_cli.common import parse_store_ref, print_table
 
 _GIB = 1 << 30
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import sys
 import tempfile
+from typing import Any
 
-from fsmount.errors import MountError
+from fsmount.errors import MountError, one_line
 
 _REASONS = ("fuse: ", "fusermount", "mount: ")  # how libfuse's lines begin
 
@@ -24,6 +27,24 @@ def default_path(mountpoint: str) -> str:
     name = "".join(char if char.isalnum() or char in "._-" else "_" for char in name)[:60]
     digest = hashlib.sha256(os.fsencode(mountpoint)).hexdigest()
     return f"{base}/fsmount/{name}-{digest[:8]}.log"
+
+
+class _Lines(logging.Formatter):
+    """One printable line a record, whatever names are in it; a bug's traceback follows it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
+        return "\n".join(map(one_line, super().formatException(ei).split("\n")))
+
+
+def log_to_stderr() -> None:
+    """Write this process's log to stderr, which in the background is the log's file."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def open_log(path: str) -> int:

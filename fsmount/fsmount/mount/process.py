@@ -16,6 +16,7 @@ from fsmount.mount import checks, drivers, records
 from fsmount.mount.kernel import prepare
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.locks import StartLock, starting
+from fsmount.mount.logs import log_to_stderr
 from fsmount.mount.request import KERNEL, Answer, MountRequest
 from fsmount.mount.telling import tell_parent, tell_people
 from fsmount.store import Store
@@ -39,9 +40,7 @@ def main(request_text: str, descriptor: str | None = None) -> int:
 
     With the kernel driver it does not return: the process becomes the mount's supervisor.
     """
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr
-    )
+    log_to_stderr()
     request = MountRequest.from_json(request_text)
     told = None if descriptor is None else int(descriptor)
     tell = tell_people(request.mountpoint, request.store) if told is None else tell_parent(told)

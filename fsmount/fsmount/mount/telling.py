@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from fsmount.errors import one_line
 from fsmount.mount.request import Answer
 
 log = logging.getLogger("fsmount.mount")
@@ -37,9 +38,9 @@ def tell_people(mountpoint: str, store: str) -> Callable[[Answer], None]:
 
     def tell(answer: Answer) -> None:
         for note in answer.notes:
-            sys.stderr.write(f"note: {note}\n")
+            sys.stderr.write(f"note: {one_line(note)}\n")
         if answer.error is not None:
-            sys.stderr.write(f"error: {answer.error}\n")
+            sys.stderr.write(f"error: {one_line(answer.error)}\n")
         else:
             log.info("%s: serving %s of %s", mountpoint, answer.shown or "all versions", store)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable
 
 from fsmount.errors import FsmountError
@@ -15,6 +14,7 @@ from fsmount.mount.kernel.negotiate import Features
 from fsmount.mount.kernel.recording import Recording
 from fsmount.mount.kernel.supervisor import Supervisor
 from fsmount.mount.locks import StartLock
+from fsmount.mount.logs import log_to_stderr
 from fsmount.mount.request import Answer
 from fsmount.mount.telling import tell_parent, tell_people
 from fsmount.vfs.pathlist import open_list
@@ -58,9 +58,7 @@ def main(text: str, descriptor: str | None) -> int:
     When it serves, or can't, one Answer is written to `descriptor`; without one, people are told on
     stderr.
     """
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr
-    )
+    log_to_stderr()
     config = Config.from_json(text)
     tell = (
         tell_people(config.mountpoint, config.store)
