@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 
 from fsmount.errors import InvalidNameError, PartitionError
+from fsmount.paths import MANIFEST_SUFFIX, encode_id
 
 FORMAT = 1
 LATEST = "latest"
-ROOT_PARTITION = "_root"
+ROOT_PARTITION = "root_"
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{8,64}")
 _SHARD_NAME = re.compile(r"[0-9]{6,}\.tar")
-MANIFEST_SUFFIX = ".parquet"
 _TIME = re.compile(r"(19[7-9]|[2-9][0-9]{2})[0-9]-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z")
 _LAST_YEAR = 2200  # nanoseconds since 1970 are 64 bits to file systems
 _NAME_MAX = 255  # bytes of one path component on every file system we know
@@ -64,9 +64,11 @@ def check_key(key: str) -> str:
 
 
 def check_partition_id(text: str) -> str:
-    """Return `text` if it may name a partition: a key whose manifest's file name fits as well."""
+    """Return `text` if it may name a partition: a key whose files' names in a mount fit as well."""
     check_key(text)
-    if len(text.rpartition("/")[2].encode()) > _NAME_MAX - len(MANIFEST_SUFFIX):
+    names = encode_id(text).encode().split(b"/")
+    names[-1] += MANIFEST_SUFFIX.encode()
+    if max(map(len, names)) > _NAME_MAX:
         raise InvalidNameError(f"partition id too long for a file name: {text!r}")
     return text
 

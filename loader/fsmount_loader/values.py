@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from fsmount.errors import FsmountError, PlanError
 from fsmount.formats import manifest
+from fsmount.paths import partition_of
 from fsmount.select import read_columns
 from fsmount_loader.order import Int32s
 from fsmount_loader.selected import Selected, bincount
-from fsmount_loader.version import VersionFiles, partition_of
+from fsmount_loader.version import VersionFiles
 
 
 def columns_of(files: VersionFiles, names: Sequence[str], selected: Selected) -> dict[str, Any]:

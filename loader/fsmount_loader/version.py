@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fsmount.errors import FormatError, IntegrityError, LoadError, PlanError
 from fsmount.formats import document, keyset, table
 from fsmount.model import ObjectRef, Partition, VersionDocument
+from fsmount.paths import manifest_path, shard_path
 
 T = TypeVar("T")
 
@@ -56,11 +57,11 @@ class VersionFiles:
 
     def manifest(self, partition: Partition) -> bytes:
         """The bytes of a partition's manifest, which have its digest; errors as `open`."""
-        return _read_checked(self.path(f"manifests/{partition.id}.parquet"), partition.manifest)
+        return _read_checked(self.path(manifest_path(partition.id)), partition.manifest)
 
     def shard(self, partition: Partition, shard: int) -> str:
         """A partition's shard, counted from 0, as a path from the root."""
-        return f"shards/{partition.id}/{shard:06d}.tar"
+        return shard_path(partition.id, shard)
 
     def keyset(self, name: str) -> Sequence[str]:
         """The keys of a key-set; PlanError naming those that are there if `name` is not."""
@@ -78,11 +79,6 @@ class VersionFiles:
             there = f"there are {', '.join(found)}" if found else "there are none"
             raise PlanError(f"no keyset {name!r} in {self.root}; {there}")
         return os.path.join(folder, f"{name}.parquet")
-
-
-def partition_of(shard: str) -> str:
-    """The id of the partition that a shard belongs to; `shard` is a path from the root."""
-    return shard.removeprefix("shards/").rpartition("/")[0]
 
 
 def _hint(root: str) -> str:

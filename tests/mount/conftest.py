@@ -45,7 +45,7 @@ def version(store: Store) -> Version:
         "v1",
         {
             "drive/a b": [tiny.numbered(f"drive/a b/{n}", n) for n in range(7)],
-            "_root": [tiny.numbered("top", 1)],
+            "root_": [tiny.numbered("top", 1)],
         },
     )
 

@@ -109,7 +109,7 @@ def test_a_file_that_a_child_has_inherited_is_served(
 ) -> None:
     root = mounter(request_for(store, driver=driver, passthrough=False))
     serving = processes_of(root)
-    command = [sys.executable, "-c", OPENS_AND_FORKS, f"{root}/shards/_root/000000.tar"]
+    command = [sys.executable, "-c", OPENS_AND_FORKS, f"{root}/shards/root_/000000.tar"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
     ) as parent:
@@ -119,7 +119,7 @@ def test_a_file_that_a_child_has_inherited_is_served(
         with ended([child]):
             assert parent.wait() == 0
             said = fsmount("umount", root).stderr
-            assert f"({child}: shards/_root/000000.tar)" in said
+            assert f"({child}: shards/root_/000000.tar)" in said
             assert umount(root, lazy=True) is not None
             assert mount_at(root) is None
             assert not has_ended(serving[0], 0)

@@ -94,7 +94,7 @@ def test_readers_do_not_see_that_a_server_is_killed(store: Store, mounter: Mount
     root = mounter(request_for(store, passthrough=False))
     before = record_of(root)
     assert before.server_pid is not None
-    with open(f"{root}/shards/_root/000000.tar", "rb", 0) as file:
+    with open(f"{root}/shards/root_/000000.tar", "rb", 0) as file:
         os.kill(before.server_pid, signal.SIGKILL)
         assert len(file.read()) == os.fstat(file.fileno()).st_size
     wait_for(lambda: record_of(root).server_pid != before.server_pid)
@@ -126,7 +126,7 @@ def test_a_mount_whose_supervisor_was_killed_serves_and_ends(
 @pytest.mark.usefixtures("version")
 def test_extended_attributes_and_passthrough(store: Store, mounter: Mounter) -> None:
     root = mounter(request_for(store, xattrs=True, passthrough=False))
-    assert os.listxattr(f"{root}/shards/_root/000000.tar")
+    assert os.listxattr(f"{root}/shards/root_/000000.tar")
     assert "passthrough" not in record_of(root).features
 
 

@@ -70,7 +70,7 @@ def test_lazy_umount_lets_its_readers_finish(
     del version
     root = mounter(request_for(store, driver=driver))
     pid = server_of(root)
-    with open(f"{root}/shards/_root/000000.tar", "rb", 0) as file:
+    with open(f"{root}/shards/root_/000000.tar", "rb", 0) as file:
         done = fsmount("umount", "--lazy", root)
         assert done.returncode == 0
         assert (

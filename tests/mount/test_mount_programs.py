@@ -100,12 +100,12 @@ def test_getfattr_tells_where_files_come_from(
     store: Store, version: Version, mounter: Mounter
 ) -> None:
     root = mounter(request_for(store, xattrs=True, driver=KERNEL))
-    [part] = [part for part in version.partitions if part.id == "_root"]
-    path = "shards/_root/000000.tar"
+    [part] = [part for part in version.partitions if part.id == "root_"]
+    path = "shards/root_/000000.tar"
     told = run("getfattr", "--dump", path, cwd=root)
     assert dict(re.findall(r'user\.fsmount\.(\w+)="(.*)"', told)) == {
         "digest": f"sha256:{part.shards[0].digest}",
-        "partition": "_root",
+        "partition": "root_",
         "table": f"sha256:{version.document.table.digest}",
         "version": "v1",
     }

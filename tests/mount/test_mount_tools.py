@@ -85,7 +85,7 @@ def test_cp_cmp_and_diff(root: str, tmp_path: Path) -> None:
     run("diff", "-r", root, copy)
     run("cmp", f"{root}/VERSION.json", f"{copy}/VERSION.json")
     run(
-        "sh", "-c", f"cat '{root}/shards/_root/000000.tar' | cmp - '{copy}/shards/_root/000000.tar'"
+        "sh", "-c", f"cat '{root}/shards/root_/000000.tar' | cmp - '{copy}/shards/root_/000000.tar'"
     )
 
 
@@ -150,7 +150,7 @@ def test_duckdb_and_pyarrow_read_the_manifests(root: str) -> None:
     table = pq.read_table(f"{root}/manifests/drive/a b.parquet", memory_map=True)
     assert set(table.column("__key__").to_pylist()) == keys - {"top"}
     assert pq.read_table(f"{root}/partitions.parquet").column("id").to_pylist() == [
-        "_root", "drive/a b",
+        "drive/a b", "root_",
     ]  # fmt: skip
 
 

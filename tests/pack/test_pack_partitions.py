@@ -39,9 +39,9 @@ KEYS = ["top", "a/1", "a/2", "a/b/1", "a/b/c/1", "d/1"]
 @pytest.mark.parametrize(
     ("rule", "ids"),
     [
-        (DirectoryRule(), {"_root", "a", "a/b", "a/b/c", "d"}),
-        (DepthRule(1), {"_root", "a", "d"}),
-        (DepthRule(2), {"_root", "a", "a/b", "d"}),
+        (DirectoryRule(), {"root_", "a", "a/b", "a/b/c", "d"}),
+        (DepthRule(1), {"root_", "a", "d"}),
+        (DepthRule(2), {"root_", "a", "a/b", "d"}),
         (RegexRule("[0-9]|top"), {"1", "2", "top"}),
         (RegexRule("^(?:.*/)?(.)"), {"1", "2", "t"}),
         (RegexRule("(?P<partition>t)op|(?P<x>.)/"), None),
@@ -65,10 +65,10 @@ def test_rules(rule: Rule, ids: set[str] | None, tmp_path: Path) -> None:
         (None, ["a/1", "a/1234567.tar/b/1"]),
         (None, ["a/1", "a.parquet/b/1"]),
         (None, ["a/b/1", "a/b.parquet/c/1"]),
-        (None, ["1", "_root/1"]),
-        (None, ["_root/1"]),
-        (None, ["_root/a/1"]),
-        (DepthRule(1), ["1", "_root/a/1"]),
+        (None, ["1", "root_/1"]),
+        (None, ["root_/1"]),
+        (None, ["root_/a/1"]),
+        (DepthRule(1), ["1", "root_/a/1"]),
         (RegexRule("^(..)"), ["a/1"]),
         (RegexRule("[.]+"), ["a/..b/1"]),
         (None, ["x" * 248 + "/1"]),
@@ -334,7 +334,7 @@ def test_plain_tar_unpacks_every_name(tmp_path: Path) -> None:
     keys = [name for name in ODD_NAMES if len(member_name(name).encode()) < 256]
     write_numbered(source, {key: i for i, key in enumerate(keys)})
     run_pack(source, store)
-    (shard,) = partitions(store, "v1")["_root"].shards
+    (shard,) = partitions(store, "v1")["root_"].shards
     (tmp_path / "out").mkdir()
     path = Store.open(str(store)).objects.path(shard.digest)
     subprocess.run(["tar", "-xf", path, "-C", str(tmp_path / "out")], check=True)

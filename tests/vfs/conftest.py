@@ -17,7 +17,7 @@ from fsmount.vfs.version import Look, VersionTree
 PARTITIONS = {
     "a": [tiny.numbered("a/x", 0)],
     "a/b": [tiny.numbered(f"a/b/{n}", n) for n in range(7)],
-    "_root": [tiny.numbered("top.one", 2)],
+    "root_": [tiny.numbered("top.one", 2)],
     "new\nline": [tiny.numbered("new\nline/y", 5)],
 }
 

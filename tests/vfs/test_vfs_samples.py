@@ -79,7 +79,7 @@ def test_they_are_listed_only_when_asked_but_always_found(version: Version, show
     assert not any(path.startswith("samples") for path, _ in walk(show(version)))
     listed = paths(version, show)
     assert listed == {
-        "_root/top.one.json", "_root/top.one.npz", "_root/top.one.safetensors",
+        "root_/top.one.json", "root_/top.one.npz", "root_/top.one.safetensors",
         "a/x.json", "a/x.npz", "a/x.safetensors",
         *(f"a/b/{n}{suffix}" for n in range(7) for suffix in (".npz", ".safetensors")),
         *(f"a/b/{n}.json" for n in range(0, 7, 2)),
@@ -90,18 +90,18 @@ def test_they_are_listed_only_when_asked_but_always_found(version: Version, show
         read(tree, f"samples/{path}")
     for name in ("top.npz", "top.one", ".npz", "top.one.tar", "top.one.npz.npz", "a"):
         with pytest.raises(FileNotFoundError):
-            find(tree, f"samples/_root/{name}")
+            find(tree, f"samples/root_/{name}")
 
 
 def test_the_rest_of_a_key_may_have_directories(store: Store, show: Show) -> None:
     keys = ["s/1/u/x", "s/1/u/y", "s/1/z", "s/2/u/x", "q"]
     content = {
         "s": [Sample(key, {"a": np.array(1)}) for key in keys[:4]],
-        "_root": [Sample("q", {"a": np.array(1)})],
+        "root_": [Sample("q", {"a": np.array(1)})],
     }
     version = tiny.publish(store, "v1", content, rule=DepthRule(1))
     assert paths(version, show) == {
-        f"{key if key != 'q' else '_root/q'}{suffix}"
+        f"{key if key != 'q' else 'root_/q'}{suffix}"
         for key in keys
         for suffix in (".npz", ".safetensors")
     }
@@ -186,12 +186,12 @@ def test_a_manifest_of_another_partition_is_refused(
     swapped = tuple(
         Partition(
             p.id, p.data_revision, p.metadata_revision, p.samples, p.raw_bytes,
-            by_id["a"].manifest if p.id == "_root" else p.manifest, p.shards, "",
+            by_id["a"].manifest if p.id == "root_" else p.manifest, p.shards, "",
         )
         for p in version.partitions
     )  # fmt: skip
-    with pytest.raises(FormatError, match=r"manifests/_root.parquet: .*belongs to 'a'"):
-        find(show(Version(version.document, swapped)), "samples/_root/x.npz")
+    with pytest.raises(FormatError, match=r"manifests/root_.parquet: .*belongs to 'a'"):
+        find(show(Version(version.document, swapped)), "samples/root_/x.npz")
 
 
 dtypes = st.sampled_from([np.dtype(c) for c in ("?", "<i2", ">f4", "<f8", "<c16", "M8[us]")])

@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any
 
 from fsmount.model import Version
-from fsmount.vfs.layout import KEYSETS, manifest_path, shard_path
+from fsmount.paths import manifest_path, shard_path
+from fsmount.vfs.layout import KEYSETS
 from fsmount_cli.bench import pages
 from fsmount_cli.bench.reading import Rounds
 from fsmount_cli.bench.scratch import BenchError, UnavailableError, rss, run

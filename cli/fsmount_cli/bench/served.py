@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from fsmount.model import Version, VersionDocument
 from fsmount.mount.mountinfo import mount_at
+from fsmount.paths import shard_path
 from fsmount.store import Store
-from fsmount.vfs.layout import shard_path
 from fsmount_cli.bench.scratch import (
     BenchError,
     UnavailableError,

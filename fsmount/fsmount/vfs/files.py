@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterator
 
 from fsmount.model import ObjectRef
+from fsmount.paths import partition_of
 from fsmount.vfs.attrs import Attrs
 from fsmount.vfs.filesystem import (
     DirEntry,
@@ -19,7 +20,7 @@ from fsmount.vfs.filesystem import (
     slot_and_place,
     stale,
 )
-from fsmount.vfs.layout import Content, partition_of
+from fsmount.vfs.layout import Content
 from fsmount.vfs.reads import BytesHandle, ObjectReader
 from fsmount.vfs.tree import Tree
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from fsmount.formats.keyset_pointer import Keyset
-from fsmount.model import MANIFEST_SUFFIX
+from fsmount.paths import MANIFEST_SUFFIX
 from fsmount.vfs.attrs import Attrs
 from fsmount.vfs.filesystem import (
     DirEntry,

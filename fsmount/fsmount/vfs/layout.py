@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from fsmount.model import MANIFEST_SUFFIX, ObjectRef, Partition, Version
+from fsmount.model import ObjectRef, Partition, Version
+from fsmount.paths import MANIFESTS, SHARDS, manifest_path, shard_path
 from fsmount.vfs.filesystem import BLOCK, Usage
 from fsmount.vfs.tree import PathTree
 
 DOCUMENT = "VERSION.json"
 CHECKSUMS = "SHA256SUMS"
 TABLE = "partitions.parquet"
-MANIFESTS = "manifests"
-SHARDS = "shards"
 KEYSETS = "keysets"
 SAMPLES = "samples"
 
@@ -32,24 +31,6 @@ class VersionFiles(PathTree[Content]):
         """The size in bytes of the file at a place; None for a directory."""
         content = self.content(place)
         return None if content is None else size_of(content)
-
-
-def manifest_path(partition: str) -> str:
-    """The path of a partition's manifest from the version's root."""
-    return f"{MANIFESTS}/{partition}{MANIFEST_SUFFIX}"
-
-
-def partition_of(path: str) -> str | None:
-    """The partition whose manifest or shard the file at `path` is; None if it is neither."""
-    first, _, rest = path.partition("/")
-    if first == MANIFESTS:
-        return rest.removesuffix(MANIFEST_SUFFIX)
-    return rest.rpartition("/")[0] if first == SHARDS else None
-
-
-def shard_path(partition: str, index: int) -> str:
-    """The path of a partition's shard from the version's root; `index` is its place in the list."""
-    return f"{SHARDS}/{partition}/{index:06d}.tar"
 
 
 def _partition_files(partition: Partition) -> Iterable[tuple[str, ObjectRef]]:

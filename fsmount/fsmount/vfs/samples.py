@@ -24,6 +24,7 @@ from fsmount.errors import FormatError, FsmountError, IntegrityError
 from fsmount.formats import sample as samples
 from fsmount.formats.manifest import Row
 from fsmount.model import DepthRule, DirectoryRule, Partition, RegexRule, Version
+from fsmount.paths import manifest_path, shard_path
 from fsmount.vfs import npz, sample_index
 from fsmount.vfs.attrs import UNKNOWN_LINKS, Attrs
 from fsmount.vfs.cache import BoundedCache
@@ -39,7 +40,7 @@ from fsmount.vfs.filesystem import (
     slot_and_place,
     stale,
 )
-from fsmount.vfs.layout import SAMPLES, manifest_path, shard_path
+from fsmount.vfs.layout import SAMPLES
 from fsmount.vfs.reads import BytesHandle, ObjectReader
 from fsmount.vfs.sample_index import SampleIndex
 
