@@ -120,6 +120,23 @@ def test_what_is_not_there_is_one_error_line(store: Store, capsys: Captured) -> 
     assert "no store before" in fails(["show", "@v1"], capsys)
 
 
+def test_a_url_is_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mnt").mkdir()
+    for args in (
+        ["versions", "s3://bucket/store"],
+        ["show", "s3://bucket/store@v1"],
+        ["pack", "source", "gs://bucket/store", "--tag", "v1"],
+        ["mount", "file:///store@v1", "mnt"],
+        ["mount", "--foreground", "file:///store", "mnt"],
+    ):
+        assert "URLs are not supported" in fails(args, capsys)
+    assert sorted(os.listdir()) == ["mnt", "source"]
+
+
 def test_a_wrong_usage_exits_with_2(store: Store, capsys: Captured) -> None:
     for args in (["versions"], ["nonsense"], ["show", store.path, "--nonsense"], []):
         out, err = output(args, capsys, code=2)

@@ -44,6 +44,8 @@ class Countdown:
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def counted(*args: Any, **kwargs: Any) -> Any:
+            if name == "open" and not args[1] & os.O_CREAT:  # it changes nothing
+                return call(*args, **kwargs)
             if self._left == 0 and name == "write":
                 call(args[0], bytes(args[1])[: len(args[1]) // 2])
             self._step()

@@ -51,13 +51,14 @@ class Disk:
             self._files.add(found.st_ino)
 
     def _link(self, source: str, target: str, **options: Any) -> None:
-        self._check(source, target)
+        self._check(*_paths(source, target, options))
         self._real["link"](source, target, **options)
 
-    def _replace(self, source: str, target: str) -> None:
-        self._check(source, target)
-        self._real["replace"](source, target)
-        path = Path(target)
+    def _replace(self, source: str, target: str, **options: int) -> None:
+        paths = _paths(source, target, options)
+        self._check(*paths)
+        self._real["replace"](source, target, **options)
+        path = Path(paths[1])
         self._names.get(path.parent, set()).discard(path.name)
 
     def _check(self, source: str, target: str) -> None:
@@ -72,3 +73,11 @@ class Disk:
     def _check_all(self, directory: str) -> None:
         for path in (self.root / directory).rglob("*"):
             assert self.has(path), f"{path} would be lost by a power cut"
+
+
+def _paths(source: str, target: str, options: dict[str, Any]) -> tuple[str, str]:
+    """The paths that are meant by names in open directories."""
+    above = [
+        os.readlink(f"/proc/self/fd/{options[which]}") for which in ("src_dir_fd", "dst_dir_fd")
+    ]
+    return f"{above[0]}/{source}", f"{above[1]}/{target}"

@@ -13,6 +13,7 @@ from handmade import publish_version, put_version, verify_version
 from fsmount.errors import StoreWriteError
 from fsmount.model import LatestRef, TagRef
 from fsmount.store import Store
+from fsmount.store.inside import StorePath
 
 OLD = {"a": b"old"}
 NEW = {"a": b"new" * 3000, "b": b"old"}
@@ -97,4 +98,4 @@ def test_a_read_only_store(small_disk: Path, write: Callable[[Store], object]) -
     with pytest.raises(StoreWriteError, match="Read-only file system"):
         write(store)
     with pytest.raises(StoreWriteError):
-        store.publish(document, store.path)
+        store.publish(document, StorePath(store.path))

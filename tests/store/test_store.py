@@ -164,8 +164,8 @@ def test_an_object_that_vanishes_after_the_link_is_told(
     shard = store.version(TableRef(document.table.digest)).partitions[0].shards[0]
     real = os.link
 
-    def link_and_collect(source: str, target: str) -> None:
-        real(source, target)
+    def link_and_collect(source: str, target: str, **options: Any) -> None:
+        real(source, target, **options)
         os.unlink(store.objects.path(shard.digest))
 
     with monkeypatch.context() as patch:

@@ -22,6 +22,7 @@ from fsmount.mount.ending import as_listed, readable, umount
 from fsmount.mount.kernel.device import passed_descriptor
 from fsmount.mount.locks import starting
 from fsmount.mount.request import Answer, MountRequest
+from fsmount.store.inside import store_path
 
 START_SECONDS = 120.0  # that a server gets until it serves
 END_SECONDS = 20.0  # that a server gets to end when it can't serve
@@ -40,7 +41,7 @@ def absolute(request: MountRequest) -> MountRequest:
     """The same request with absolute paths, the mountpoint's as the kernel will list it."""
     return replace(
         request,
-        store=os.path.abspath(request.store),
+        store=store_path(request.store),
         mountpoint=as_listed(request.mountpoint),
         log=None if request.log is None else os.path.abspath(request.log),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -27,6 +26,7 @@ from fsmount.pack.memory import Memory
 from fsmount.pack.shards import Encoded, ShardSet, verify_payload
 from fsmount.pack.source import NpzTree, SourceSample, fingerprint
 from fsmount.store import Objects, durable
+from fsmount.store.inside import StorePath
 
 COMPRESSOR = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}"
 Advance = Callable[[int, int], None]  # of samples done, of source bytes done; may raise to stop
@@ -58,7 +58,7 @@ class Context:
     recipe: Recipe
     objects: Objects
     memory: Memory
-    staging: str
+    staging: StorePath
     force: bool  # read every file, whatever is remembered
 
 
@@ -76,12 +76,12 @@ def build_partition(task: Task, context: Context, advance: Advance) -> Built:
 
     Raises SourceError and its kin naming the file, StoreWriteError naming the object.
     """
-    staging = f"{context.staging}/{task.place}"
+    staging = context.staging / str(task.place)
     durable.make_directory(staging)
     try:
         return _Builder(task, context, staging, advance).build()
     finally:
-        shutil.rmtree(staging)
+        durable.remove_tree(staging)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class _Fresh:
 
 
 class _Builder:
-    def __init__(self, task: Task, context: Context, staging: str, advance: Advance) -> None:
+    def __init__(self, task: Task, context: Context, staging: StorePath, advance: Advance) -> None:
         self._task = task
         self._context = context
         self._objects = context.objects
@@ -195,10 +195,10 @@ class _Builder:
             return None
         row = old.rows[item.key]
         try:
-            with open(self._objects.path(old.partition.shards[row.shard].digest), "rb") as file:
+            with open(self._objects.open(old.partition.shards[row.shard]), "rb") as file:
                 payload = os.pread(file.fileno(), row.size, row.offset)
             verify_payload(payload, row)
-        except (OSError, IntegrityError):
+        except (OSError, ObjectMissingError, FormatError):
             return None  # damaged since: read from the source
         header = old.meta.schemas[row.schema]
         texts = self._equal.get(item.key, row.texts)

@@ -32,6 +32,7 @@ from fsmount.pack.publish import publish
 from fsmount.pack.setting import Setting
 from fsmount.pack.source import Listing, NpzTree, SourceSample
 from fsmount.store import Lease, Store
+from fsmount.store.inside import store_path
 
 _log = logging.getLogger(__name__)
 _LATEST = LatestRef()
@@ -109,6 +110,7 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     RuleMismatchError, PackWorkerError, StoreWriteError, and as `Store.publish` does.
     """
     started = time.monotonic()
+    store = store_path(store)
     if options.workers > (os.cpu_count() or 1):
         _log.warning("%d workers on %d cores", options.workers, os.cpu_count())
     tree = NpzTree(os.path.realpath(source))

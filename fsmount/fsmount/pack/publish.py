@@ -10,6 +10,7 @@ from fsmount.formats import table
 from fsmount.formats.table import PartitionTable
 from fsmount.model import Parent, TagRef, Totals, VersionDocument
 from fsmount.store import Store
+from fsmount.store.inside import StorePath
 
 _LIBRARIES = ("fsmount", "numpy", "pyarrow", "xxhash", "zstandard")
 
@@ -22,7 +23,7 @@ def publish(
     parent: Parent | None,
     message: str,
     replaces: str | None,
-    staging: str,
+    staging: StorePath,
 ) -> tuple[VersionDocument, bool]:
     """Publish `content` under `tag`; returns its document, and whether anything had to be done.
 

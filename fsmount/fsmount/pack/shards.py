@@ -13,6 +13,7 @@ from fsmount.formats import sample, shard
 from fsmount.formats.manifest import Row, Text
 from fsmount.model import ShardRef
 from fsmount.store import Objects, ObjectWriter
+from fsmount.store.inside import StorePath, open_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class ShardSet:
     without `finish` leaves no object behind but shards that were complete.
     """
 
-    def __init__(self, objects: Objects, staging: str, shard_bytes: int) -> None:
+    def __init__(self, objects: Objects, staging: StorePath, shard_bytes: int) -> None:
         self._objects = objects
         self._staging = staging
         self._limit = shard_bytes
@@ -101,13 +102,13 @@ class ShardSet:
             self._writer.__exit__(kind, error, trace)
 
 
-def verify_shard(path: str, rows: list[Row]) -> None:
+def verify_shard(path: StorePath, rows: list[Row]) -> None:
     """Raise IntegrityError unless the tar at `path` holds exactly `rows`, each decodable.
 
     Every member is found by tar's own walk, decompressed and compared with the fingerprint that was
     taken when its source was read.
     """
-    with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+    with open(open_regular(path), "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for row in rows:
             member = tar.next()
             name = shard.member_name(row.key)

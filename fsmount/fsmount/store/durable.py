@@ -8,20 +8,24 @@ a StoreWriteError of one line that names the file and the cause.
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import secrets
 import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fsmount.errors import FormatError, StoreError, StoreWriteError
+from fsmount.store import inside
+from fsmount.store.inside import StorePath, directory_of
 
 STAGING = "staging"
 READ_ONLY = 0o444
 LOCK_WAIT = 60.0  # seconds; what is done under a lock takes milliseconds
 _LOCK_POLL = 0.02
+_CHUNK = 1 << 20
 
 
 @contextmanager
@@ -38,10 +42,11 @@ def cause(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def create(path: str) -> int:
+def create(path: StorePath) -> int:
     """Create `path`, which must not exist, and return a descriptor to write and read it."""
-    with changing(path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with changing(path), directory_of(path) as above:
+        return os.open(path.name, flags, 0o666, dir_fd=above)
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, path: str) -> None:
@@ -59,7 +64,7 @@ def seal(fd: int, path: str) -> None:
         os.fsync(fd)
 
 
-def write_file(path: str, data: bytes) -> None:
+def write_file(path: StorePath, data: bytes) -> None:
     """Create `path` with `data` in it, read-only and fsynced; remove it again if that fails."""
     fd = create(path)
     try:
@@ -72,69 +77,89 @@ def write_file(path: str, data: bytes) -> None:
         os.close(fd)
 
 
-def link(staged: str, path: str) -> bool:
+def link(staged: StorePath, path: StorePath) -> bool:
     """Give the file `staged` the name `path` as well; False if `path` exists already.
 
     A repeated request on a network file system may answer "exists" for a link that was made: the
     same file under both names counts as made.
     """
-    with changing(path):
+    with changing(path), directory_of(staged) as here, directory_of(path) as there:
         try:
-            os.link(staged, path)
+            os.link(
+                staged.name, path.name, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False
+            )
         except FileExistsError:
-            return os.path.samestat(os.lstat(staged), os.lstat(path))
+            return os.path.samestat(_status(staged.name, here), _status(path.name, there))
         return True
 
 
-def replace(staged: str, path: str) -> None:
+def _status(name: str, directory: int) -> os.stat_result:
+    return os.stat(name, dir_fd=directory, follow_symlinks=False)
+
+
+def replace(staged: StorePath, path: StorePath) -> None:
     """Rename `staged` to `path` in one step, whatever was there."""
-    with changing(path):
-        os.replace(staged, path)
+    with changing(path), directory_of(staged) as here, directory_of(path) as there:
+        os.replace(staged.name, path.name, src_dir_fd=here, dst_dir_fd=there)
 
 
-def remove(path: str) -> None:
+def remove(path: StorePath) -> None:
     """Unlink `path`; it is fine if it is gone."""
-    with changing(path):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return
+    with changing(path), suppress(FileNotFoundError), directory_of(path) as above:
+        os.unlink(path.name, dir_fd=above)
 
 
-def make_directory(path: str) -> None:
+def remove_tree(path: StorePath) -> None:
+    """Remove the directory `path` and what is in it, as far as that can be done; never raises.
+
+    What stays is part of no version. Anything but a directory is left alone.
+    """
+    with suppress(OSError, StoreError), directory_of(path) as above:
+        if stat.S_ISDIR(_status(path.name, above).st_mode):
+            shutil.rmtree(path.name, ignore_errors=True, dir_fd=above)
+
+
+def make_directory(path: StorePath) -> None:
     """Make the directory `path` unless it is there; its entry is not yet durable."""
-    with changing(path):
+    with changing(path), directory_of(path) as above:
         try:
-            os.mkdir(path)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise
+            os.mkdir(path.name, dir_fd=above)
+        except FileExistsError as error:
+            if not stat.S_ISDIR(_status(path.name, above).st_mode):
+                inside.refuse(path, above, error)
 
 
 @contextmanager
-def staging(root: str, name: str | None = None) -> Iterator[str]:
+def staging(root: str, name: str | None = None) -> Iterator[StorePath]:
     """A fresh directory for work in progress in the store at `root`, removed on leaving."""
-    make_directory(f"{root}/{STAGING}")
-    path = f"{root}/{STAGING}/{name or secrets.token_hex(16)}"
-    with changing(path):
-        os.mkdir(path)
+    above = StorePath(root, STAGING)
+    make_directory(above)
+    path = above / (name or secrets.token_hex(16))
+    with changing(path), directory_of(path) as directory:
+        os.mkdir(path.name, dir_fd=directory)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)  # what stays is part of no version
+        remove_tree(path)
 
 
-def touch(path: str) -> float:
+def touch(path: StorePath) -> float:
     """Set the times of `path` to the file server's present and return that, in seconds."""
-    with changing(path):
-        os.utime(path)
-        return os.stat(path).st_mtime
+    with changing(path), directory_of(path) as above:
+        os.utime(path.name, dir_fd=above, follow_symlinks=False)
+        return _status(path.name, above).st_mtime
 
 
-def sync_directory(path: str) -> None:
+def touch_new(path: StorePath) -> float:
+    """The same, of a file that is made when missing."""
+    with _open_writable(path):
+        return touch(path)
+
+
+def sync_directory(path: StorePath) -> None:
     """Make the entries of the directory `path` durable."""
     with changing(path):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = inside.open_directory(path)
         try:
             os.fsync(fd)
         finally:
@@ -142,16 +167,29 @@ def sync_directory(path: str) -> None:
 
 
 @contextmanager
-def locked(path: str, wait: float = LOCK_WAIT) -> Iterator[None]:
+def locked(path: StorePath, wait: float = LOCK_WAIT) -> Iterator[None]:
     """Hold the lock file `path`, made when missing; it frees itself when its holder dies.
 
     Raises StoreWriteError when another process holds it for more than `wait` seconds.
     """
-    with changing(path):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
+    with _open_writable(path) as fd:
         _lock(fd, path, time.monotonic() + wait)
         yield
+
+
+@contextmanager
+def _open_writable(path: StorePath) -> Iterator[int]:
+    """A descriptor of the regular file `path`, which is made when missing."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with changing(path), directory_of(path) as above:
+        try:
+            fd = os.open(path.name, flags, 0o666, dir_fd=above)
+        except OSError as error:
+            inside.refuse(path, above, error)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise StoreWriteError(f"can't write {path}: not a regular file; remove it")
+        yield fd
     finally:
         os.close(fd)
 
@@ -167,33 +205,28 @@ def _lock(fd: int, path: str, deadline: float) -> None:
             time.sleep(_LOCK_POLL)
 
 
-def open_regular(path: str) -> int:
-    """Open the regular file `path` for reading; anything else there (a link too) is a FormatError.
-
-    A store may come from anywhere: a symbolic link would lead out of it, a FIFO would block.
-    OSError passes.
-    """
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise FormatError(f"{path}: not a regular file")
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):  # it changed in between
-        os.close(fd)
-        raise FormatError(f"{path}: not a regular file")
-    return fd
-
-
-def read_small(path: str, limit: int) -> bytes | None:
+def read_small(path: StorePath, limit: int) -> bytes | None:
     """The bytes of the regular file `path`, None where there is none.
 
     Raises FormatError for more than `limit` bytes and StoreError when it can't be read.
     """
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            data = file.readall()[: limit + 1] if os.fstat(file.fileno()).st_size <= limit else None
+        with open(inside.open_regular(path), "rb", buffering=0) as file:
+            data = read_up_to(file, limit)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreError(f"can't read {path}: {cause(error)}") from error
-    if data is None or len(data) > limit:
+    if data is None:
         raise FormatError(f"{path}: over {limit} bytes")
     return data
+
+
+def read_up_to(file: io.FileIO, limit: int) -> bytes | None:
+    """The bytes of `file` from where it stands; None if there are more than `limit`. OSError."""
+    data = bytearray()
+    if os.fstat(file.fileno()).st_size > limit:
+        return None
+    while more := file.read(min(_CHUNK, limit + 1 - len(data))):
+        data += more
+    return None if len(data) > limit else bytes(data)

@@ -7,7 +7,6 @@ the lease file against that of a file touched just now, never a local clock.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -15,11 +14,12 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, cast, get_args
 
-from fsmount.errors import FormatError, InvalidNameError, StoreError
+from fsmount.errors import FormatError, InvalidNameError, StoreError, StoreWriteError
 from fsmount.formats.checked import dump_document, get, load_object
 from fsmount.formats.document import check_format
 from fsmount.model import FORMAT, Digest
-from fsmount.store import durable
+from fsmount.store import durable, inside
+from fsmount.store.inside import StorePath
 from fsmount.store.owner import Owner
 
 LEASES = "leases"
@@ -66,19 +66,23 @@ def is_stale(lease: LeaseRecord | UnreadableLease, now: float) -> bool:
 class Lease:
     """A lease this process holds; a context manager that gives it back."""
 
-    path: str
+    path: StorePath
     ttl: int  # seconds
 
     @property
     def id(self) -> str:
         """The lease's id, the stem of its file."""
-        return os.path.basename(self.path).removesuffix(_SUFFIX)
+        return self.path.name.removesuffix(_SUFFIX)
 
     def renew(self) -> None:
         """Hold it for `ttl` more; StoreError if it was collected, StoreWriteError."""
-        if not os.path.exists(self.path):
-            raise StoreError(f"lease {self.path} is gone: it was not renewed for {self.ttl} s")
-        durable.touch(self.path)
+        try:
+            durable.touch(self.path)
+        except StoreWriteError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                gone = f"lease {self.path} is gone: it was not renewed for {self.ttl} s"
+                raise StoreError(gone) from None
+            raise
 
     def release(self) -> None:
         """Give it back; it is fine if it is gone. StoreWriteError."""
@@ -113,7 +117,8 @@ class Leases:
         if not 1 <= ttl <= MAX_TTL:
             raise InvalidNameError(f"a lease's ttl must be 1 to {MAX_TTL} seconds, not {ttl}")
         lease_id = secrets.token_hex(16)
-        path = f"{self.root}/{LEASES}/{lease_id}{_SUFFIX}"
+        directory = StorePath(self.root, LEASES)
+        path = directory / f"{lease_id}{_SUFFIX}"
         data = dump_document(
             {
                 "format": FORMAT,
@@ -126,33 +131,30 @@ class Leases:
                 **asdict(Owner.current()),
             }
         )
-        durable.make_directory(f"{self.root}/{LEASES}")
+        durable.make_directory(directory)
         with durable.staging(self.root) as staging:  # so that no reader sees half a lease
-            durable.write_file(f"{staging}/{lease_id}", data)
-            durable.link(f"{staging}/{lease_id}", path)
+            durable.write_file(staging / lease_id, data)
+            durable.link(staging / lease_id, path)
         return Lease(path, ttl)
 
     def now(self) -> float:
         """The file server's time in seconds since 1970; StoreWriteError."""
-        path = f"{self.root}/{LEASES}/{_CLOCK}"
-        with durable.changing(path):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
-        return durable.touch(path)
+        return durable.touch_new(StorePath(self.root, LEASES, _CLOCK))
 
     def all(self) -> tuple[LeaseRecord | UnreadableLease, ...]:
         """All leases, stale ones too, by id; those that vanish meanwhile are left out."""
         return tuple(lease for _, lease in self.files())
 
-    def files(self) -> tuple[tuple[str, LeaseRecord | UnreadableLease], ...]:
+    def files(self) -> tuple[tuple[StorePath, LeaseRecord | UnreadableLease], ...]:
         """The same, each with the path of its file."""
-        directory = f"{self.root}/{LEASES}"
+        directory = StorePath(self.root, LEASES)
         try:
-            names = sorted(os.listdir(directory))
+            names = sorted(inside.names_in(directory))
         except FileNotFoundError:
             return ()
         except OSError as error:
             raise StoreError(f"can't read {directory}: {durable.cause(error)}") from error
-        paths = [f"{directory}/{n}" for n in names if n.endswith(_SUFFIX) and n[0] != "."]
+        paths = [directory / n for n in names if n.endswith(_SUFFIX) and n[0] != "."]
         return tuple((path, lease) for path in paths if (lease := _read(path)) is not None)
 
     def live(self) -> tuple[LeaseRecord, ...]:
@@ -168,9 +170,9 @@ class Leases:
         return tuple(lease for lease in held if isinstance(lease, LeaseRecord))
 
 
-def _read(path: str) -> LeaseRecord | UnreadableLease | None:
+def _read(path: StorePath) -> LeaseRecord | UnreadableLease | None:
     try:
-        renewed_at = os.lstat(path).st_mtime
+        renewed_at = inside.status(path).st_mtime
         data = durable.read_small(path, _LIMIT)
     except FileNotFoundError:
         return None

@@ -16,12 +16,20 @@ import stat
 from dataclasses import dataclass
 from types import TracebackType
 
-from fsmount.errors import FormatError, IntegrityError, ObjectMissingError, StoreError
+from fsmount.errors import (
+    FormatError,
+    IntegrityError,
+    ObjectMissingError,
+    StoreError,
+    StoreWriteError,
+)
 from fsmount.model import Digest, ObjectRef
-from fsmount.store import durable
+from fsmount.store import durable, inside
+from fsmount.store.inside import StorePath
 
 OBJECTS = "objects"
 QUARANTINE = "quarantine"
+READ_LIMIT = 1 << 30  # bytes of a table, manifest or key-set: what is read as a whole
 _BUFFER = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{64}")
 
@@ -32,9 +40,9 @@ class Objects:
 
     root: str
 
-    def path(self, digest: Digest) -> str:
+    def path(self, digest: Digest) -> StorePath:
         """Where the object lies, whether it is there or not."""
-        return f"{self._directory(digest)}/{digest}"
+        return StorePath(self.root, OBJECTS, digest[:2], digest)
 
     def has(self, ref: ObjectRef) -> bool:
         """Whether the object is there and has its size; StoreError when that can't be told."""
@@ -50,14 +58,14 @@ class Objects:
         The bytes are not read: see `verify`.
         """
         try:
-            found = os.lstat(self.path(ref.digest))
+            found = inside.status(self.path(ref.digest))
         except OSError as error:
             raise self._unreadable(ref.digest, error) from error
         self._check_stat(ref, found)
 
     def verify(self, ref: ObjectRef) -> None:
         """Hash the whole object; raises as `check`, and IntegrityError for other bytes."""
-        fd = self._open(ref)
+        fd = self.open(ref)
         try:
             with open(fd, "rb", buffering=0) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -66,11 +74,16 @@ class Objects:
         self._check_digest(ref, digest)
 
     def read(self, ref: ObjectRef) -> bytes:
-        """The whole object, verified; raises as `verify`."""
-        fd = self._open(ref)
+        """The whole object, verified; raises as `verify`, and FormatError beyond READ_LIMIT."""
+        if ref.size > READ_LIMIT:
+            path = self.path(ref.digest)
+            raise FormatError(
+                f"object {path} has {ref.size} bytes; no more than {READ_LIMIT} are read at once"
+            )
+        fd = self.open(ref)
         try:
             with open(fd, "rb", buffering=0) as file:
-                data = file.readall()
+                data = durable.read_up_to(file, ref.size) or b""
         except OSError as error:
             raise self._unreadable(ref.digest, error) from error
         self._check_digest(ref, hashlib.sha256(data).hexdigest())
@@ -78,7 +91,7 @@ class Objects:
 
     def begins_with(self, ref: ObjectRef, magic: bytes) -> bool:
         """Whether the object's first bytes are `magic`, not verified; raises as `check`."""
-        fd = self._open(ref)
+        fd = self.open(ref)
         try:
             return os.pread(fd, len(magic), 0) == magic
         except OSError as error:
@@ -86,21 +99,29 @@ class Objects:
         finally:
             os.close(fd)
 
-    def put(self, data: bytes, staging: str) -> ObjectRef:
-        """Store `data` as an object, staged in the directory `staging`; StoreWriteError."""
+    def put(self, data: bytes, staging: StorePath) -> ObjectRef:
+        """Store `data` as an object, staged in the directory `staging`; StoreWriteError.
+
+        What `read` would refuse is not written.
+        """
+        if len(data) > READ_LIMIT:
+            raise StoreWriteError(
+                f"an object of {len(data)} bytes, more than the {READ_LIMIT} that are read at "
+                "once; choose a rule that makes smaller partitions"
+            )
         with self.writer(staging) as writer:
             writer.write(data)
             return writer.commit()
 
-    def writer(self, staging: str) -> ObjectWriter:
+    def writer(self, staging: StorePath) -> ObjectWriter:
         """Begin an object of unknown length, staged in the directory `staging`; StoreWriteError."""
         return ObjectWriter(self, staging)
 
     def matching(self, prefix: str) -> tuple[Digest, ...]:
         """The digests of all objects that begin with `prefix` (2 digits or more), sorted."""
-        directory = f"{self.root}/{OBJECTS}/{prefix[:2]}"
+        directory = StorePath(self.root, OBJECTS, prefix[:2])
         try:
-            names = os.listdir(directory)
+            names = inside.names_in(directory)
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except OSError as error:
@@ -112,23 +133,23 @@ class Objects:
     def size(self, digest: Digest) -> int:
         """The size in bytes of what lies under `digest`; raises as `check`."""
         try:
-            return os.lstat(self.path(digest)).st_size
+            return inside.status(self.path(digest)).st_size
         except OSError as error:
             raise self._unreadable(digest, error) from error
 
     def sync(self, digests: set[Digest]) -> None:
         """Make the names of `digests` durable, whoever wrote them."""
-        for directory in sorted({self._directory(digest) for digest in digests}):
+        for directory in sorted({self.path(digest).directory for digest in digests}):
             durable.sync_directory(directory)
-        durable.sync_directory(f"{self.root}/{OBJECTS}")
+        durable.sync_directory(StorePath(self.root, OBJECTS))
 
-    def adopt(self, staged: str, ref: ObjectRef) -> None:
+    def adopt(self, staged: StorePath, ref: ObjectRef) -> None:
         """Give the fsynced and verified file `staged` its name `ref`, durably.
 
         An object of that name is kept if its bytes are good. A damaged one moves to quarantine.
         """
-        durable.make_directory(self._directory(ref.digest))
         path = self.path(ref.digest)
+        durable.make_directory(path.directory)
         while not durable.link(staged, path):
             try:
                 self.verify(ref)
@@ -144,17 +165,15 @@ class Objects:
 
     def _quarantine(self, digest: Digest) -> None:
         """Keep the damaged file under a second name, so that its own name never goes missing."""
-        directory = f"{self.root}/{QUARANTINE}"
+        directory = StorePath(self.root, QUARANTINE)
         durable.make_directory(directory)
-        durable.link(self.path(digest), f"{directory}/{digest}.{secrets.token_hex(8)}")
+        durable.link(self.path(digest), directory / f"{digest}.{secrets.token_hex(8)}")
         durable.sync_directory(directory)
 
-    def _directory(self, digest: Digest) -> str:
-        return f"{self.root}/{OBJECTS}/{digest[:2]}"
-
-    def _open(self, ref: ObjectRef) -> int:
+    def open(self, ref: ObjectRef) -> int:
+        """A descriptor to read the object with; raises as `check`."""
         try:
-            fd = durable.open_regular(self.path(ref.digest))
+            fd = inside.open_regular(self.path(ref.digest))
         except OSError as error:
             raise self._unreadable(ref.digest, error) from error
         try:
@@ -165,11 +184,12 @@ class Objects:
         return fd
 
     def _check_stat(self, ref: ObjectRef, found: os.stat_result) -> None:
+        if stat.S_ISREG(found.st_mode) and found.st_size == ref.size:
+            return
         path = self.path(ref.digest)
         if not stat.S_ISREG(found.st_mode):
             raise IntegrityError(f"object {path} is not a regular file")
-        if found.st_size != ref.size:
-            raise IntegrityError(f"object {path} has {found.st_size} bytes instead of {ref.size}")
+        raise IntegrityError(f"object {path} has {found.st_size} bytes instead of {ref.size}")
 
     def _check_digest(self, ref: ObjectRef, digest: str) -> None:
         if digest != ref.digest:
@@ -196,8 +216,8 @@ class ObjectWriter:
     StoreWriteError when the store can't be written. Not safe for two threads.
     """
 
-    def __init__(self, objects: Objects, staging: str) -> None:
-        self.path = f"{staging}/{secrets.token_hex(16)}"
+    def __init__(self, objects: Objects, staging: StorePath) -> None:
+        self.path = staging / secrets.token_hex(16)
         self._objects = objects
         self._hash = hashlib.sha256()
         self._size = 0

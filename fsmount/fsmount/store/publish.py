@@ -17,12 +17,13 @@ from fsmount.errors import (
 )
 from fsmount.model import Digest, VersionDocument
 from fsmount.store import durable
+from fsmount.store.inside import StorePath
 from fsmount.store.objects import Objects
 from fsmount.store.refs import LATEST_LOCK, Latest, Refs, Tombstone
 from fsmount.store.versions import objects_of, read_table
 
 
-def publish(refs: Refs, objects: Objects, document: VersionDocument, staging: str) -> bool:
+def publish(refs: Refs, objects: Objects, document: VersionDocument, staging: StorePath) -> bool:
     """Publish `document` under its tag and move `latest` from `document.replaces` to it.
 
     True if anything was done, False if a version of this tag and content revision was complete.
@@ -79,18 +80,18 @@ def _published(refs: Refs, document: VersionDocument) -> VersionDocument:
     return found
 
 
-def _move_latest(refs: Refs, document: VersionDocument, staging: str, *, fresh: bool) -> bool:
+def _move_latest(refs: Refs, document: VersionDocument, staging: StorePath, *, fresh: bool) -> bool:
     """Compare-and-swap `latest`; True if it moved.
 
     Only a `fresh` version minds that `latest` moved elsewhere: for one that a former run published
     that is what later versions do.
     """
     tag = str(document.tag)
-    with durable.locked(f"{refs.root}/{LATEST_LOCK}"):
+    with durable.locked(StorePath(refs.root, LATEST_LOCK)):
         now = refs.latest()
         named = None if now is None else now.tag
         if named == tag:
-            durable.sync_directory(refs.root)  # another process may have moved it just now
+            durable.sync_directory(StorePath(refs.root))  # another process may just have moved it
         elif named == document.replaces:
             refs.set_latest(Latest(tag, document.table.digest), staging)
             return True

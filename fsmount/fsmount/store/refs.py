@@ -6,7 +6,6 @@ replaced, under a lock. Readers trust nothing they find: each error names the fi
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ from fsmount.formats import keyset_pointer as keysets
 from fsmount.formats.checked import dump_document, get, load_object
 from fsmount.formats.keyset_pointer import Keyset
 from fsmount.model import FORMAT, Digest, VersionDocument, check_tag
-from fsmount.store import durable
+from fsmount.store import durable, inside
+from fsmount.store.inside import StorePath
 
 VERSIONS = "versions"
 KEYSETS = "keysets"
@@ -65,9 +65,9 @@ class Refs:
 
     root: str
 
-    def path(self, tag: str) -> str:
+    def path(self, tag: str) -> StorePath:
         """Where the document of `tag` lies, whether it is there or not."""
-        return f"{self.root}/{VERSIONS}/{check_tag(tag)}{_SUFFIX}"
+        return StorePath(self.root, VERSIONS, f"{check_tag(tag)}{_SUFFIX}")
 
     def read(self, tag: str) -> VersionDocument | Tombstone | None:
         """What stands under `tag`; FormatError if that is damaged or another tag's document."""
@@ -77,7 +77,7 @@ class Refs:
         """All versions but the pruned ones, and those that can't be read."""
         versions: list[VersionDocument] = []
         faults: dict[str, FsmountError] = {}
-        for name in _names(f"{self.root}/{VERSIONS}"):
+        for name in _names(StorePath(self.root, VERSIONS)):
             try:
                 found = self.read(name)
             except InvalidNameError as error:
@@ -98,7 +98,7 @@ class Refs:
             raise error
         return found.versions
 
-    def add(self, document: VersionDocument, staging: str) -> bool:
+    def add(self, document: VersionDocument, staging: StorePath) -> bool:
         """Link `document` to its tag and return True; False if the tag is there already.
 
         Either way the directory is not yet synced.
@@ -108,39 +108,38 @@ class Refs:
 
     def sync(self) -> None:
         """Make the names of all documents, and of the store's parts, durable."""
-        durable.sync_directory(f"{self.root}/{VERSIONS}")
-        durable.sync_directory(self.root)
+        durable.sync_directory(StorePath(self.root, VERSIONS))
+        durable.sync_directory(StorePath(self.root))
 
     def latest(self) -> Latest | None:
         """What `latest` names, None before the first version; FormatError if that is damaged."""
-        return _read(f"{self.root}/{LATEST_FILE}", _parse_latest)
+        return _read(StorePath(self.root, LATEST_FILE), _parse_latest)
 
-    def set_latest(self, latest: Latest, staging: str) -> None:
+    def set_latest(self, latest: Latest, staging: StorePath) -> None:
         """Replace `latest`, durably. The caller holds the lock."""
-        staged = f"{staging}/{secrets.token_hex(16)}"
+        staged = staging / secrets.token_hex(16)
         value = {"format": FORMAT, "tag": latest.tag, "table": latest.table}
         durable.write_file(staged, dump_document(value))
-        durable.replace(staged, f"{self.root}/{LATEST_FILE}")
-        durable.sync_directory(self.root)
+        durable.replace(staged, StorePath(self.root, LATEST_FILE))
+        durable.sync_directory(StorePath(self.root))
 
     def keysets(self, table: Digest) -> dict[str, Keyset]:
         """The key-sets of the version with `table`, by name and sorted; FormatError if damaged."""
-        directory = f"{self.root}/{KEYSETS}/{table}"
+        directory = StorePath(self.root, KEYSETS, table)
         found = {name: self._keyset(table, name) for name in _names(directory)}
         return {name: keyset for name, keyset in found.items() if keyset is not None}
 
-    def put_keyset(self, keyset: Keyset, staging: str) -> bool:
+    def put_keyset(self, keyset: Keyset, staging: StorePath) -> bool:
         """Store `keyset` under its name, durably; False if that very key-set is there.
 
         Raises KeysetExistsError when the name is taken by another.
         """
-        directory = f"{self.root}/{KEYSETS}/{keyset.table}"
+        directory = StorePath(self.root, KEYSETS, keyset.table)
         durable.make_directory(directory)
-        fresh = _link_new(
-            keysets.encode_pointer(keyset), f"{directory}/{keyset.name}{_SUFFIX}", staging
-        )
+        path = directory / f"{keyset.name}{_SUFFIX}"
+        fresh = _link_new(keysets.encode_pointer(keyset), path, staging)
         durable.sync_directory(directory)
-        durable.sync_directory(f"{self.root}/{KEYSETS}")
+        durable.sync_directory(directory.directory)
         if not fresh and self._keyset(keyset.table, keyset.name) != keyset:
             raise KeysetExistsError(
                 f"key-set {keyset.name!r} exists with other keys or another selection; "
@@ -149,17 +148,17 @@ class Refs:
         return fresh
 
     def _keyset(self, table: Digest, name: str) -> Keyset | None:
-        path = f"{self.root}/{KEYSETS}/{table}/{name}{_SUFFIX}"
+        path = StorePath(self.root, KEYSETS, table, f"{name}{_SUFFIX}")
         return _read(path, lambda data: _parse_keyset(table, name, data))
 
 
-def _names(directory: str) -> list[str]:
+def _names(directory: StorePath) -> list[str]:
     """The names of the JSON files in `directory`, sorted, without their suffix.
 
     Hidden files and other suffixes are what file managers and file servers leave behind.
     """
     try:
-        files = os.listdir(directory)
+        files = inside.names_in(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -168,7 +167,7 @@ def _names(directory: str) -> list[str]:
     return sorted(name.removesuffix(_SUFFIX) for name in found)
 
 
-def _read(path: str, parse: Callable[[bytes], T]) -> T | None:
+def _read(path: StorePath, parse: Callable[[bytes], T]) -> T | None:
     """Parse the file `path`, None where there is none; a FormatError then names `path`."""
     data = durable.read_small(path, DOCUMENT_LIMIT)
     if data is None:
@@ -179,8 +178,8 @@ def _read(path: str, parse: Callable[[bytes], T]) -> T | None:
         raise FormatError(f"{path}: {error}") from error
 
 
-def _link_new(data: bytes, path: str, staging: str) -> bool:
-    staged = f"{staging}/{secrets.token_hex(16)}"
+def _link_new(data: bytes, path: StorePath, staging: StorePath) -> bool:
+    staged = staging / secrets.token_hex(16)
     durable.write_file(staged, data)
     fresh = durable.link(staged, path)
     durable.remove(staged)

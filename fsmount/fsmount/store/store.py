@@ -12,7 +12,8 @@ from fsmount.formats.checked import dump_document, load_object
 from fsmount.formats.document import check_format
 from fsmount.formats.keyset import Keyset
 from fsmount.model import FORMAT, Digest, Ref, Version, VersionDocument
-from fsmount.store import durable
+from fsmount.store import durable, inside
+from fsmount.store.inside import StorePath, store_path
 from fsmount.store.leases import DEFAULT_TTL, LEASES, Kind, Lease, Leases
 from fsmount.store.objects import OBJECTS, Objects
 from fsmount.store.publish import publish
@@ -39,10 +40,9 @@ class Store:
     @classmethod
     def open(cls, path: str) -> Store:
         """The store at `path`, which may be read-only; NotAStoreError if there is none."""
-        root = _root(path)
-        file = f"{root}/{STORE_FILE}"
+        root = store_path(path)
         try:
-            data = durable.read_small(file, _LIMIT)
+            data = durable.read_small(StorePath(root, STORE_FILE), _LIMIT)
             if data is None:
                 raise NotAStoreError(f"no store at {root}: it has no {STORE_FILE}")
             check_format(load_object(data, STORE_FILE))
@@ -53,7 +53,7 @@ class Store:
     @classmethod
     def exists(cls, path: str) -> bool:
         """Whether `path` has a store, in order or not."""
-        return os.path.lexists(f"{os.path.abspath(path)}/{STORE_FILE}")
+        return os.path.lexists(f"{store_path(path)}/{STORE_FILE}")
 
     @classmethod
     def create(cls, path: str) -> Store:
@@ -62,7 +62,7 @@ class Store:
         Raises NotAStoreError for a directory of other things and StoreWriteError. Any number of
         processes may create one store at once; what a killed one left undone is completed.
         """
-        root = _root(path)
+        root = store_path(path)
         if not cls.exists(path):
             _check_free(root)
             _make(root)
@@ -83,7 +83,7 @@ class Store:
         """A directory whose content may be deleted at any time."""
         return f"{self.path}/{CACHE}"
 
-    def staging(self, lease: Lease | None = None) -> AbstractContextManager[str]:
+    def staging(self, lease: Lease | None = None) -> AbstractContextManager[StorePath]:
         """A fresh directory on the store's file system, removed on leaving; StoreWriteError.
 
         With a `lease` it belongs to that, and `sweep` knows when it was left behind.
@@ -123,7 +123,7 @@ class Store:
         document = self.resolve(ref)
         return Version(document, read_table(self.objects, document).partitions)
 
-    def publish(self, document: VersionDocument, staging: str) -> bool:
+    def publish(self, document: VersionDocument, staging: StorePath) -> bool:
         """Publish `document`, atomically and durably, and move `latest` to it; see `publish`."""
         return publish(self._refs, self.objects, document, staging)
 
@@ -131,7 +131,7 @@ class Store:
         """The key-sets of the version with `table` by name; FormatError for a damaged one."""
         return self._refs.keysets(table)
 
-    def put_keyset(self, keyset: Keyset, staging: str) -> bool:
+    def put_keyset(self, keyset: Keyset, staging: StorePath) -> bool:
         """Store `keyset`, durably; False if it is there. KeysetExistsError, ObjectMissingError."""
         self.objects.check(keyset.keys)
         self.objects.sync({keyset.keys.digest})
@@ -155,12 +155,6 @@ class Store:
         return Refs(self.path)
 
 
-def _root(path: str) -> str:
-    if not path:  # an unset variable, not the working directory
-        raise NotAStoreError("no store: the path is empty")
-    return os.path.abspath(path)
-
-
 def _check_free(root: str) -> None:
     """Raise NotAStoreError if anything but the beginnings of a store is at `root`."""
     try:
@@ -177,21 +171,22 @@ def _check_free(root: str) -> None:
 
 def _is_beginning(root: str, name: str) -> bool:
     """Whether a killed `_make` may have left `name`: a directory of ours with nothing in it."""
-    return name in _LAYOUT and (name == durable.STAGING or not os.listdir(f"{root}/{name}"))
+    return name in _LAYOUT and (
+        name == durable.STAGING or not inside.names_in(StorePath(root, name))
+    )
 
 
 def _make(root: str) -> None:
     """Make the layout first and store.json last: where that is, everything is."""
     parent = os.path.dirname(root)
-    with durable.changing(parent):
-        os.makedirs(parent, exist_ok=True)
-    durable.make_directory(root)
+    with durable.changing(root):
+        os.makedirs(root, exist_ok=True)
     for name in _LAYOUT:
-        durable.make_directory(f"{root}/{name}")
-    durable.sync_directory(root)
-    durable.sync_directory(parent)
+        durable.make_directory(StorePath(root, name))
+    durable.sync_directory(StorePath(root))
+    durable.sync_directory(StorePath(parent))
     with durable.staging(root) as staging:
-        staged = f"{staging}/{STORE_FILE}"
+        staged = staging / STORE_FILE
         durable.write_file(staged, dump_document({"format": FORMAT}))
-        durable.link(staged, f"{root}/{STORE_FILE}")
-    durable.sync_directory(root)
+        durable.link(staged, StorePath(root, STORE_FILE))
+    durable.sync_directory(StorePath(root))

@@ -6,11 +6,9 @@ staging of no lease that is older than any lease may be.
 
 from __future__ import annotations
 
-import os
-import shutil
-
 from fsmount.errors import StoreError
-from fsmount.store import durable
+from fsmount.store import durable, inside
+from fsmount.store.inside import StorePath
 from fsmount.store.leases import MAX_TTL, Leases, is_stale
 
 
@@ -20,31 +18,31 @@ def sweep(leases: Leases) -> None:
     stale = {}  # by id; listed before the staging, so that a newer lease is not among them
     held = set()
     for path, lease in leases.files():
-        lease_id = os.path.basename(path).partition(".")[0]
+        lease_id = path.name.partition(".")[0]
         if is_stale(lease, now):
             stale[lease_id] = path
         else:
             held.add(lease_id)
     for name, path in _staging(leases.root):
         if name in stale or (name not in held and _age(path, now) > MAX_TTL):
-            shutil.rmtree(path, ignore_errors=True)  # another sweep may be at it
+            durable.remove_tree(path)
     for path in stale.values():
         durable.remove(path)
 
 
-def _staging(root: str) -> list[tuple[str, str]]:
-    directory = f"{root}/{durable.STAGING}"
+def _staging(root: str) -> list[tuple[str, StorePath]]:
+    directory = StorePath(root, durable.STAGING)
     try:
-        return [(name, f"{directory}/{name}") for name in os.listdir(directory)]
+        return [(name, directory / name) for name in inside.names_in(directory)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreError(f"can't read {directory}: {durable.cause(error)}") from error
 
 
-def _age(path: str, now: float) -> float:
+def _age(path: StorePath, now: float) -> float:
     """Seconds since anything was put into the directory; 0 if it is gone."""
     try:
-        return now - os.lstat(path).st_mtime
+        return now - inside.status(path).st_mtime
     except FileNotFoundError:
         return 0.0

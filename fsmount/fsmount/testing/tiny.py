@@ -30,6 +30,7 @@ from fsmount.model import (
     Version,
     VersionDocument,
 )
+from fsmount.store.inside import StorePath
 from fsmount.store.store import Store
 
 CREATED_AT = "2024-05-06T07:08:09Z"
@@ -104,7 +105,7 @@ def put_keyset(store: Store, version: Version, name: str, keys: Sequence[str]) -
 
 def _publish(
     store: Store,
-    staging: str,
+    staging: StorePath,
     tag: str,
     parts: tuple[Partition, ...],
     *,
@@ -138,7 +139,7 @@ def _parent(store: Store, latest: str) -> Parent:
 
 
 def _write_partition(
-    store: Store, staging: str, ident: str, content: Sequence[Sample], samples_a_shard: int
+    store: Store, staging: StorePath, ident: str, content: Sequence[Sample], samples_a_shard: int
 ) -> Partition:
     members = {sample.key: (sample, samples.encode(sample.arrays)) for sample in content}
     schemas: list[bytes] = []

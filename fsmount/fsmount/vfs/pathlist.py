@@ -19,16 +19,17 @@ Numbers are of the machine's byte order; a file of another machine is not taken.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
+import stat
 from bisect import bisect_left
 from collections.abc import Iterator
 from struct import Struct
 
 from fsmount.errors import FormatError
 from fsmount.model import Digest, ObjectRef
-from fsmount.store import durable
 from fsmount.vfs.filesystem import Usage
 from fsmount.vfs.layout import Content, VersionFiles
 
@@ -172,9 +173,23 @@ class _Keys:
         return bytes(self._paths[self._offsets[place] : self._offsets[place + 1]])
 
 
+def _open(path: str) -> int:
+    """A descriptor of the regular file `path`; a link, a FIFO or a device is a FormatError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):
+            raise FormatError(f"{path}: not a regular file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FormatError(f"{path}: not a regular file")
+    return fd
+
+
 def open_list(path: str) -> PathList:
     """Map the flat file `path`, all of whose bytes are checked; FormatError, OSError."""
-    fd = durable.open_regular(path)
+    fd = _open(path)
     try:
         size = os.fstat(fd).st_size
         if size < _SUM:

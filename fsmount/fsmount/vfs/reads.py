@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from fsmount.errors import FormatError, FsmountError, IntegrityError, ObjectMissingError, StoreError
 from fsmount.model import Digest, ObjectRef
-from fsmount.store import durable
+from fsmount.store import durable, inside
 from fsmount.store.objects import Objects
 
 _CHUNK = 1 << 20
@@ -170,7 +170,7 @@ class ObjectReader:
     def _open(self, ref: ObjectRef, about: str) -> int:
         path = self._objects.path(ref.digest)
         try:
-            return durable.open_regular(path)
+            return inside.open_regular(path)
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissingError(f"{about}: object {path} is missing") from None
         except OSError as error:
