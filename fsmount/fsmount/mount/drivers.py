@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from fsmount.errors import MountError
+from fsmount.mount import places
 from fsmount.mount.kernel import device
 from fsmount.mount.request import FUSEPY, KERNEL, MountRequest
 
@@ -33,3 +35,18 @@ def _check_fusepy(request: MountRequest) -> None:
         raise MountError(f"{request.mountpoint}: only the kernel driver takes a descriptor")
     if request.xattrs:
         raise MountError("--xattrs needs the kernel driver")
+    if os.geteuid() == 0:
+        _check_fixed(request.mountpoint)
+
+
+def _check_fixed(mountpoint: str) -> None:
+    """libfuse takes a path only, so it must name the same directory whatever others do."""
+    try:
+        part = places.movable(mountpoint)
+    except OSError:  # the checks of the mountpoint say more
+        return
+    if part is not None:
+        raise MountError(
+            f"another user can move {part} while root mounts on {mountpoint}, and libfuse would "
+            "follow: use --driver kernel, or a directory that only root can change"
+        )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 
 from fsmount.errors import MountError
-from fsmount.mount import checks, holders, records
+from fsmount.mount import checks, holders, places, records
 from fsmount.mount.kernel.device import abort, passed_descriptor
 from fsmount.mount.mountinfo import FSTYPE, KernelMount, is_mounted_anywhere, mount_at
 from fsmount.mount.records import Record
@@ -53,10 +53,12 @@ def as_listed(mountpoint: str) -> str:
     path = os.path.abspath(mountpoint)
     above, name = os.path.split(path)
     if ".." not in mountpoint.split("/") and name:
-        path = os.path.join(os.path.realpath(above), name)
+        path = os.path.join(places.resolve(above), name)
         if mount_at(path) is not None:
             return path
-    return os.path.realpath(mountpoint)
+    return places.resolve(
+        mountpoint if path == mountpoint else os.path.join(os.getcwd(), mountpoint)
+    )
 
 
 def readable(descriptor: int, seconds: float) -> bool:

@@ -96,7 +96,7 @@ def _names(directory: str) -> list[str]:
 def _mapped(pid: int) -> Iterator[str]:
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
-            lines = file.read().splitlines()
+            lines = file.read().split(b"\n")
     except OSError:
         return
     for line in lines:

@@ -15,6 +15,8 @@ _OCTAL = re.compile(rb"\\([0-7]{3})")
 class KernelMount:
     """One line of mountinfo."""
 
+    number: int  # of this mount
+    parent: int  # of the mount that it lies on
     device: str  # "major:minor", the st_dev of all its files
     mountpoint: str
     fstype: str
@@ -22,13 +24,18 @@ class KernelMount:
 
 
 def parse(text: bytes) -> list[KernelMount]:
-    """The mounts in `text`, each behind those that it covers."""
+    """The mounts in `text`, each behind those that it covers.
+
+    A line ends at its newline alone: a path may have any other byte in it.
+    """
     found = []
-    for line in text.splitlines():
+    for line in text.split(b"\n")[:-1]:
         fields = line.split(b" ")
         behind = fields.index(b"-", 6)
         found.append(
             KernelMount(
+                number=int(fields[0]),
+                parent=int(fields[1]),
                 device=fields[2].decode(),
                 mountpoint=unescape(fields[4]),
                 fstype=os.fsdecode(fields[behind + 1]),
@@ -53,6 +60,11 @@ def mount_at(mountpoint: str) -> KernelMount | None:
     """The uppermost mount on the absolute path `mountpoint`, None if there is none."""
     found = [mount for mount in all_mounts() if mount.mountpoint == mountpoint]
     return found[-1] if found else None
+
+
+def lying_on(mount: KernelMount) -> list[KernelMount]:
+    """The mounts on `mount` itself or on directories in it, the uppermost last."""
+    return [one for one in all_mounts() if one.parent == mount.number]
 
 
 def is_mounted_anywhere(device: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
@@ -10,9 +9,10 @@ import subprocess
 import threading
 
 from fsmount.errors import MountError
+from fsmount.mount import places
+from fsmount.mount.mountinfo import KernelMount, mount_at
 
 SECONDS = 20.0  # that the kernel gets
-_DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW of umount(2)
 
 
 class BusyError(Exception):
@@ -35,14 +35,13 @@ def unmount(mountpoint: str, *, lazy: bool) -> None:
 
 
 def _by_kernel(mountpoint: str, *, lazy: bool) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
+    mount = mount_at(mountpoint)
+    if mount is None:
+        raise MountError(f"nothing is mounted on {mountpoint}")
     result: list[int] = []
-
-    def call() -> None:
-        failed = libc.umount2(os.fsencode(mountpoint), _NOFOLLOW | (_DETACH if lazy else 0))
-        result.append(ctypes.get_errno() if failed else 0)
-
-    asking = threading.Thread(target=call, daemon=True)
+    asking = threading.Thread(
+        target=lambda: result.append(places.take_off(mount, detach=lazy)), daemon=True
+    )
     asking.start()
     asking.join(SECONDS)
     if not result:
@@ -50,7 +49,13 @@ def _by_kernel(mountpoint: str, *, lazy: bool) -> None:
     if result[0] == errno.EBUSY:
         raise BusyError
     if result[0]:
-        raise MountError(f"can't unmount {mountpoint}: {os.strerror(result[0])}")
+        raise MountError(f"can't unmount {mountpoint}: {_reason(mount, result[0])}")
+
+
+def _reason(mount: KernelMount, code: int) -> str:
+    if code not in {errno.EINVAL, errno.ENOENT, errno.ENOTDIR}:
+        return os.strerror(code)
+    return "its path does not lead to it: a directory above it was replaced or mounted over"
 
 
 def _by_helper(mountpoint: str, *, lazy: bool) -> None:

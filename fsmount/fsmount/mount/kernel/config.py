@@ -34,6 +34,7 @@ class Config:
     log: str | None = None  # where stderr goes; None: to people
     notes: tuple[str, ...] = ()  # for the user
     lock: int | None = None  # a descriptor that holds the mountpoint's StartLock
+    number: str | None = None  # the mount's device number once it is mounted, as in mountinfo
 
     @property
     def tag(self) -> str | None:

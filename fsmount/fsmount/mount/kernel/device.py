@@ -19,7 +19,8 @@ import sys
 from dataclasses import dataclass
 
 from fsmount.errors import MountError
-from fsmount.mount.mountinfo import mount_at
+from fsmount.mount import places
+from fsmount.mount.mountinfo import KernelMount, all_mounts, mount_at
 
 FUSE_DEVICE = "/dev/fuse"
 SUBTYPE = "fsmount"
@@ -28,7 +29,6 @@ _HELPERS = ("fusermount3", "fusermount")
 _HELPER_SECONDS = 20.0
 _PASSED = re.compile(r"/dev/fd/([0-9]+)")
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 1, 2, 4, 1024
-_DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +83,48 @@ def open_and_mount(options: MountOptions) -> int:
     return _mount_by_helper(options)
 
 
-def unmount(mountpoint: str, *, detach: bool) -> int:
+def number_of(mountpoint: str) -> str | None:
+    """The device number "major:minor" of what is mounted on `mountpoint`; None if that is nothing
+    or, as with a passed descriptor, not known.
+    """
+    mount = mount_at(mountpoint)
+    return None if mount is None else mount.device
+
+
+def unmount(mountpoint: str, *, detach: bool, number: str | None = None) -> int:
     """Take the mount off; 0, or the errno of why it can't be (EBUSY: it is in use).
 
-    `detach` does so whoever uses it. May wait for a server that hangs.
+    `detach` does so whoever uses it. With `number` it is the mount with this device number, also
+    where a directory above it was renamed since; EINVAL if there is none. May wait for a server
+    that hangs.
     """
-    if os.geteuid() != 0:
-        return _unmount_by_helper(mountpoint, detach=detach)
-    libc = ctypes.CDLL(None, use_errno=True)
-    failed = libc.umount2(os.fsencode(mountpoint), _NOFOLLOW | (_DETACH if detach else 0))
-    return ctypes.get_errno() if failed else 0
-
-
-def raise_read_ahead(mountpoint: str, size: int) -> str | None:
-    """Let the kernel read `size` bytes ahead; None, or why that can't be set."""
-    mount = mount_at(mountpoint)
+    mount = mount_at(mountpoint) if number is None else _mount_of(number, mountpoint)
     if mount is None:
-        return f"{mountpoint} is not in the list of mounts"
-    path = f"/sys/class/bdi/{mount.device}/read_ahead_kb"
+        return errno.EINVAL
+    if os.geteuid() == 0:
+        return places.take_off(mount, detach=detach)
+    return _unmount_by_helper(mount.mountpoint, detach=detach)
+
+
+def raise_read_ahead(number: str | None, size: int) -> str | None:
+    """Let the kernel read `size` bytes ahead in the mount with this device number; None, or why
+    that can't be set.
+    """
+    if number is None:
+        return "it is not in the list of mounts"
+    path = f"/sys/class/bdi/{number}/read_ahead_kb"
     try:
         with open(path, "w", encoding="ascii") as file:
             file.write(str(size >> 10))
     except OSError as error:
         return f"can't write {path}: {error.strerror}"
     return None
+
+
+def _mount_of(number: str, mountpoint: str) -> KernelMount | None:
+    found = [mount for mount in all_mounts() if mount.device == number]
+    here = [mount for mount in found if mount.mountpoint == mountpoint]
+    return next(iter([*here, *found]), None)
 
 
 def _check_passed(fd: int) -> int:
@@ -123,24 +141,47 @@ def _check_passed(fd: int) -> int:
 def _mount(options: MountOptions) -> int:
     try:
         fd = os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        root_mode = stat.S_IFMT(os.stat(options.mountpoint).st_mode)
     except OSError as error:
         raise MountError(f"can't mount on {options.mountpoint}: {error}") from error
-    data = f"fd={fd},rootmode={root_mode:o},user_id={os.geteuid()},group_id={os.getegid()}"
+    try:
+        with places.opened(options.mountpoint) as directory:
+            _mount_on(directory, fd, options)
+    except OSError as error:
+        os.close(fd)
+        raise MountError(
+            f"can't mount on {options.mountpoint}: {error.strerror}; it was moved or replaced "
+            "meanwhile"
+        ) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _mount_on(directory: int, fd: int, options: MountOptions) -> None:
+    """Mount on the directory that `directory` holds, and only while it has the right path."""
+    place = places.path_of(directory)
+    if os.listdir(place):
+        raise MountError(f"{options.mountpoint} is not empty any more")
+    data = f"fd={fd},rootmode={stat.S_IFDIR:o},user_id={os.geteuid()},group_id={os.getegid()}"
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.mount(
         os.fsencode(options.source),
-        os.fsencode(options.mountpoint),
+        place.encode(),
         f"fuse.{SUBTYPE}".encode(),
         ctypes.c_ulong(_MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOATIME),
         f"{data},{_common(options)}".encode(),
     )
     if failed:
-        os.close(fd)
         code = ctypes.get_errno()
         hint = " (a container needs --cap-add SYS_ADMIN)" if code == errno.EPERM else ""
         raise MountError(f"can't mount on {options.mountpoint}: {os.strerror(code)}{hint}")
-    return fd
+    mount = places.mounted_on(directory)
+    if mount is None or mount.mountpoint != options.mountpoint:
+        places.take_off_from(directory)
+        raise MountError(
+            f"{options.mountpoint} was moved while it was mounted on; it was taken off"
+        )
 
 
 def _common(options: MountOptions) -> str:

@@ -101,7 +101,7 @@ def _on_sigterm(link: Supervised, config: Config) -> None:
     """Die, as a server may; but the last process of a mount takes the mount off."""
     if not link.alone:
         os._exit(128 + signal.SIGTERM)
-    code = devices.unmount(config.mountpoint, detach=True)
+    code = devices.unmount(config.mountpoint, detach=True, number=config.number)
     if code:
         log.error("can't unmount %s: %s", config.mountpoint, os.strerror(code))
 

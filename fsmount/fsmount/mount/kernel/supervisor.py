@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from fsmount.errors import FsmountError, MountError
@@ -104,6 +104,7 @@ class Supervisor:
         config = self._config
         options = MountOptions(config.source, config.mountpoint, config.allow_other, REQUEST)
         self._device = devices.open_and_mount(options)
+        self._config = replace(config, number=devices.number_of(config.mountpoint))
         try:
             self._features = self._agree()
         except BaseException:
@@ -115,7 +116,7 @@ class Supervisor:
         for what in missed(self._features, passthrough=config.passthrough):
             log.info("%s: this kernel does without %s", config.mountpoint, what)
         if devices.passed_descriptor(config.mountpoint) is None:
-            reason = devices.raise_read_ahead(config.mountpoint, self._features.request)
+            reason = devices.raise_read_ahead(self._config.number, self._features.request)
             if reason is not None:
                 log.info("%s: reads ahead 128 KiB only: %s", config.mountpoint, reason)
         return self._features
@@ -307,7 +308,8 @@ class Supervisor:
             code = errno.EIO
             try:
                 os.close(self._device)  # or the connection could not be ended while this waits
-                code = devices.unmount(self._config.mountpoint, detach=detach)
+                config = self._config
+                code = devices.unmount(config.mountpoint, detach=detach, number=config.number)
             finally:
                 os._exit(code)
         return _Leaving(pid, os.pidfd_open(pid), detach, time.monotonic() + _UNMOUNT_SECONDS)
