@@ -91,8 +91,8 @@ class _Bar(Observer):
 @click.option(
     "--partition-regex",
     metavar="RE",
-    help="A partition is what shares the text that RE finds in the key: group 'partition', or "
-    "group 1, or the whole match.",
+    help="A partition is what shares the text that RE (RE2's syntax) finds in the key: group "
+    "'partition', or group 1, or the whole match.",
 )
 @click.option(
     "--source-namespace",

@@ -7,10 +7,10 @@ negative. Whatever comes out of a store, a manifest or an archive passes through
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 
-from fsmount.errors import InvalidNameError, PartitionError
+from fsmount.errors import InvalidNameError, PartitionError, shortened
 from fsmount.paths import MANIFEST_SUFFIX, encode_id
 
 FORMAT = 1
@@ -24,6 +24,9 @@ _SHARD_NAME = re.compile(r"[0-9]{6,}\.tar")
 _TIME = re.compile(r"(19[7-9]|[2-9][0-9]{2})[0-9]-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z")
 _LAST_YEAR = 2200  # nanoseconds since 1970 are 64 bits to file systems
 _NAME_MAX = 255  # bytes of one path component on every file system we know
+_KEY_MAX = 3000  # bytes; with a mountpoint before it, a path still is below PATH_MAX (4,096)
+_DEPTH_MAX = 100  # components; every directory above a sample is a node of a mounted tree
+_PATTERN_MAX = 1000  # characters of a partition rule's regular expression
 
 
 class Digest(str):
@@ -48,19 +51,31 @@ def check_tag(tag: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is a relative path that stays below its root; else InvalidNameError."""
+    """Return `key` if it is a relative path that stays below its root; else InvalidNameError.
+
+    A key has at most 3,000 bytes and 100 components of at most 255 bytes.
+    """
     try:
         encoded = key.encode()
     except UnicodeEncodeError:
-        raise InvalidNameError(f"not UTF-8: {key!r}") from None
+        raise InvalidNameError(f"not UTF-8: {_shown(key)}") from None
     if not key or b"\0" in encoded:
-        raise InvalidNameError(f"not a relative path: {key!r}")
-    for part in encoded.split(b"/"):
+        raise InvalidNameError(f"not a relative path: {_shown(key)}")
+    if len(encoded) > _KEY_MAX:
+        raise InvalidNameError(f"a path of over {_KEY_MAX} bytes: {_shown(key)}")
+    parts = encoded.split(b"/")
+    if len(parts) > _DEPTH_MAX:
+        raise InvalidNameError(f"a path of over {_DEPTH_MAX} components: {_shown(key)}")
+    for part in parts:
         if part in (b"", b".", b".."):
-            raise InvalidNameError(f"not a plain relative path: {key!r}")
+            raise InvalidNameError(f"not a plain relative path: {_shown(key)}")
         if len(part) > _NAME_MAX:
-            raise InvalidNameError(f"a path component of over {_NAME_MAX} bytes: {key!r}")
+            raise InvalidNameError(f"a path component of over {_NAME_MAX} bytes: {_shown(key)}")
     return key
+
+
+def _shown(name: str) -> str:
+    return shortened(repr(name))
 
 
 def check_partition_id(text: str) -> str:
@@ -160,7 +175,8 @@ def _directory(key: str) -> str:
 class DirectoryRule:
     """A sample belongs to the directory it lies in."""
 
-    def partition_of(self, key: str) -> str | None:
+    def partition_of(self, key: str) -> str:
+        """The id of the partition that the sample `key` belongs to."""
         return _directory(key)
 
     def __str__(self) -> str:
@@ -176,7 +192,8 @@ class DepthRule:
     def __post_init__(self) -> None:
         _check_count("partition depth", self.depth, 1)
 
-    def partition_of(self, key: str) -> str | None:
+    def partition_of(self, key: str) -> str:
+        """The id of the partition that the sample `key` belongs to."""
         return "/".join(key.split("/")[:-1][: self.depth]) or ROOT_PARTITION
 
     def __str__(self) -> str:
@@ -185,34 +202,23 @@ class DepthRule:
 
 @dataclass(frozen=True, slots=True)
 class RegexRule:
-    """A sample belongs to what `pattern` finds in its key.
+    """A sample belongs to what `pattern`, in RE2's syntax, finds in its key.
 
-    The group `partition` counts, else group 1, else the whole match.
+    The group `partition` counts, else group 1, else the whole match. The pattern is compiled where
+    it is used: listing the versions of a stranger's store runs nothing of theirs.
     """
 
     pattern: str
-    _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "_compiled", re.compile(self.pattern))
-        except (re.error, OverflowError, RecursionError) as error:
-            raise InvalidNameError(f"not a regular expression: {self.pattern!r}: {error}") from None
-
-    def partition_of(self, key: str) -> str | None:
-        match = self._compiled.search(key)
-        if match is None:
-            return None
-        if "partition" in self._compiled.groupindex:
-            return match["partition"] or None
-        return match[1 if self._compiled.groups else 0] or None
+        if len(self.pattern) > _PATTERN_MAX:
+            raise InvalidNameError(f"a regular expression of over {_PATTERN_MAX} characters")
 
     def __str__(self) -> str:
         return f"the regular expression {self.pattern!r}"
 
 
-# How a version groups its samples: `partition_of` is a pure function from key to partition id, None
-# where the rule leaves a sample out; `str` says the rule in words.
+# How a version groups its samples (`fsmount.pack.grouping`); `str` says the rule in words.
 Rule = DirectoryRule | DepthRule | RegexRule
 
 

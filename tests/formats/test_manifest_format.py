@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from examples import MEMBER, META, ROWS, digest, partition
 from hypothesis import given, settings
-from strategies import JSON_OBJECTS, damaged
+from hypothesis import strategies as st
+from strategies import JSON_OBJECTS, damaged, keys
 
 from fsmount.errors import FormatError, IntegrityError, SidecarError
 from fsmount.formats import manifest, parquet, sample
@@ -181,3 +182,64 @@ def test_damage_is_a_format_error_or_another_valid_manifest(data: bytes) -> None
     except FormatError:
         return
     assert len(found.rows()) == found.table.num_rows
+
+
+NO_KEYS = [
+    "", "/", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".", "a/.", "a\0b", "x" * 256,
+    "é" * 128, "a/" * 100 + "b", "/".join(["x" * 200] * 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", NO_KEYS)
+def test_keys_that_are_no_keys_are_format_errors(key: str) -> None:
+    data = changed(__key__=["a/b/0", "a/b/1", key])
+    with pytest.raises(FormatError, match="manifest: ") as caught:
+        manifest.decode(data, ["__key__"])
+    assert len(str(caught.value)) < 400
+
+
+@given(st.lists(keys(), min_size=3, max_size=3, unique=True))
+def test_every_key_passes(names: list[str]) -> None:
+    assert manifest.decode(changed(__key__=names)).table.column("__key__").to_pylist() == names
+
+
+def test_keys_of_many_components_and_long_names_pass() -> None:
+    names = ["/".join("a" * 100), "x" * 255, "...a/..b/.c"]
+    assert manifest.decode(changed(__key__=names)).table.column("__key__").to_pylist() == names
+
+
+def test_a_key_that_stands_twice_is_named() -> None:
+    with pytest.raises(FormatError, match="manifest: key 'a/b/1' stands twice"):
+        manifest.decode(changed(__key__=["a/b/1", "a/b/0", "a/b/1"]))
+
+
+def test_keys_that_are_not_utf8_are_a_format_error() -> None:
+    good = pa.array([b"\xff\xfe", b"ok", b"ok2"], pa.binary())
+    bad = pa.Array.from_buffers(pa.string(), 3, good.buffers())
+    with pytest.raises(FormatError, match="not UTF-8"):
+        manifest.decode(changed(__key__=bad))
+
+
+@pytest.mark.parametrize(
+    ("descr", "value"),
+    [
+        ("|O", "x"), ("V64", "x"), ("<f8", "x"), ("nonsense", "x"), ("<U0", ""), ("", ""),
+        ("<U400000000", "x"), ("|S9999999999", "x"), ("<U1", "xy"), ("|S1", "é"), ("<U" * 99, "x"),
+    ],
+)  # fmt: skip
+def test_a_dtype_that_is_not_of_its_text_is_refused_by_name(descr: str, value: str) -> None:
+    with pytest.raises(FormatError, match="array 'caption': ") as caught:
+        Text("caption", descr, value)
+    assert len(str(caught.value)) < 300
+    table, metadata = parquet.read(DATA, "test")
+    text = pa.array([dump_compact({"s": descr}), None, None])
+    place = table.schema.get_field_index("__text__")
+    table = table.set_column(place, "__text__", text)
+    table = table.set_column(table.schema.get_field_index("s"), "s", pa.array([value, None, None]))
+    with pytest.raises(FormatError, match="array 's': "):
+        manifest.decode(parquet.write(table, metadata)).rows()
+
+
+@pytest.mark.parametrize("descr", ["<U3", ">U3", "|S3", "<U1000000"])
+def test_text_may_be_shorter_than_its_dtype(descr: str) -> None:
+    assert Text("t", descr, "ab").descr == descr

@@ -7,6 +7,7 @@ tensors. docs/format.md, "Manifest", has the columns.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +16,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fsmount.errors import FormatError, IntegrityError, InvalidNameError, SidecarError
+from fsmount.errors import (
+    FormatError,
+    IntegrityError,
+    InvalidNameError,
+    SidecarError,
+    shortened,
+)
 from fsmount.formats import fields, parquet
 from fsmount.formats.checked import dump_compact, get, is_unicode, load_object
 from fsmount.formats.document import check_format
 from fsmount.formats.sample import ALIGNMENT
 from fsmount.formats.shard import BLOCK
 from fsmount.formats.table import shard_from_json, shard_to_json
-from fsmount.model import FORMAT, Digest, Partition, ShardRef, check_partition_id
+from fsmount.model import FORMAT, Digest, Partition, ShardRef, check_key, check_partition_id
 
 SCHEMA = pa.schema(
     [
@@ -40,6 +47,10 @@ SCHEMA = pa.schema(
     ]
 )
 OWN_COLUMNS: tuple[str, ...] = tuple(SCHEMA.names)
+_NO_KEY = r"(^|/)\.{0,2}(/|$)|\x00"  # an empty component, "." or ".."; a NUL
+_SHORT_KEY = 200  # bytes; no key so short has too many or too long components
+_TEXT_DESCR = re.compile(r"[<>]U([1-9]\d{0,9})|\|S([1-9]\d{0,9})")
+_PADDING_MAX = 1 << 20  # characters of a text array's dtype beyond its text
 _NUMBERS = ("__shard__", "__index__", "__offset__", "__size__", "__raw_size__", "__schema__")
 
 
@@ -50,6 +61,14 @@ class Text:
     name: str
     descr: str
     value: str
+
+    def __post_init__(self) -> None:
+        """Raise FormatError for a dtype that is no text's, or not of about this text's size."""
+        match = _TEXT_DESCR.fullmatch(self.descr)
+        length = len(self.value if self.descr[1:2] == "U" else self.value.encode())
+        if match is None or not 0 <= int(match[1] or match[2]) - length <= _PADDING_MAX:
+            descr = shortened(repr(self.descr))
+            raise FormatError(f"array {self.name!r}: {descr} is no dtype of its text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +179,8 @@ def encode(rows: Sequence[Row], meta: ManifestMeta) -> bytes:
 def decode(data: bytes | memoryview | pa.Buffer, columns: Sequence[str] | None = None) -> Manifest:
     """The manifest in `data`, all columns or those of `columns` that it has.
 
-    Raises FormatError if `data` is no manifest, or one whose numbers point outside its shards.
+    Raises FormatError if `data` is no manifest, or one whose numbers point outside its shards or
+    whose keys are no keys, or not unique.
     """
     table, metadata = parquet.read(data, "manifest", columns)
     parquet.check_columns(table, SCHEMA, "manifest")
@@ -172,6 +192,7 @@ def decode(data: bytes | memoryview | pa.Buffer, columns: Sequence[str] | None =
     except (FormatError, InvalidNameError) as error:
         raise FormatError(f"manifest: {error}") from error
     _check_numbers(table, meta)
+    _check_keys(table)
     return Manifest(meta, table)
 
 
@@ -278,6 +299,32 @@ def _check_numbers(table: pa.Table, meta: ManifestMeta) -> None:
         offset, size = numbers["__offset__"], numbers["__size__"]
         if not ((offset >= BLOCK).all() and (size > 0).all() and (size <= end - offset).all()):
             raise FormatError("manifest: a payload lies outside its shard")
+
+
+def _check_keys(table: pa.Table) -> None:
+    """Keys become paths and names: all are looked at at once, the doubtful ones one by one."""
+    if "__key__" not in table.column_names:
+        return
+    keys = table.column("__key__")
+    try:
+        keys.validate(full=True)
+        doubtful = pc.or_(
+            pc.match_substring_regex(keys, _NO_KEY), pc.greater(pc.binary_length(keys), _SHORT_KEY)
+        )
+        for key in keys.filter(doubtful).to_pylist():
+            check_key(key)
+    except pa.ArrowInvalid as error:
+        raise FormatError(f"manifest: a key that is not UTF-8: {error}") from error
+    except InvalidNameError as error:
+        raise FormatError(f"manifest: {error}") from error
+    if pc.count_distinct(keys).as_py() != len(keys):
+        raise FormatError(f"manifest: key {_twice(keys)!r} stands twice")
+
+
+def _twice(keys: pa.ChunkedArray) -> str:
+    counts = keys.value_counts()
+    places = counts.field("counts").to_numpy().argmax()
+    return str(counts.field("values")[int(places)].as_py())
 
 
 def _within(values: Any, limit: int) -> bool:

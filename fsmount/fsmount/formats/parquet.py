@@ -12,6 +12,8 @@ from fsmount.errors import FormatError
 from fsmount.formats.checked import dump_compact, load_object
 
 _METADATA_KEY = b"fsmount"
+_ROWS_A_BYTE = 8  # at most, beyond 65,536: every row of ours has a name of its own
+_INFLATION = 1024  # times its own size that a file's pages may take, beyond 64 MiB
 
 
 def write(table: pa.Table, metadata: dict[str, Any]) -> bytes:
@@ -33,7 +35,7 @@ def read(
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
-            schema, metadata = _described(file, what)
+            schema, metadata = _described(file, len(data), what)
             names = schema.names
             wanted = None if columns is None else [name for name in columns if name in names]
             # A thread that pyarrow starts just before the process ends can abort it.
@@ -51,15 +53,26 @@ def read_schema(
     """The columns and our metadata, of the footer alone; errors as `read`."""
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
-            return _described(file, what)
+            return _described(file, len(data), what)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(what, error) from error
 
 
-def _described(file: pq.ParquetFile, what: str) -> tuple[pa.Schema, dict[str, Any]]:
+def _check_size(footer: pq.FileMetaData, size: int, what: str) -> None:
+    """Refuse a small file that says it holds far more than any file of ours of that size."""
+    groups = range(footer.num_row_groups)
+    inflated = sum(footer.row_group(place).total_byte_size for place in groups)
+    if footer.num_rows > (1 << 16) + _ROWS_A_BYTE * size:
+        raise FormatError(f"{what}: {footer.num_rows} rows in {size} bytes")
+    if inflated > (64 << 20) + _INFLATION * size:
+        raise FormatError(f"{what}: {size} bytes that would take {inflated}")
+
+
+def _described(file: pq.ParquetFile, size: int, what: str) -> tuple[pa.Schema, dict[str, Any]]:
     schema = file.schema_arrow
     if len(set(schema.names)) != len(schema.names):
         raise FormatError(f"{what}: two columns of one name")
+    _check_size(file.metadata, size, what)
     metadata = (file.metadata.metadata or {}).get(_METADATA_KEY)
     if metadata is None:
         raise FormatError(f"{what}: a Parquet file that is none of ours")

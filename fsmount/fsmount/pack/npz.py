@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fsmount.errors import InvalidNameError, SourceError
+from fsmount.errors import FormatError, InvalidNameError, SourceError
 from fsmount.formats import sample
 from fsmount.formats.manifest import Text
 from fsmount.model import check_key
@@ -164,4 +164,7 @@ def _text(name: str, array: NDArray[Any]) -> Text:
         raise SourceError(f"array {name!r}: a text that is not Unicode: {error}") from error
     if restored.tobytes() != array.tobytes():
         raise SourceError(f"array {name!r}: a text that numpy does not give back exactly")
-    return Text(name, array.dtype.str, text)
+    try:
+        return Text(name, array.dtype.str, text)
+    except FormatError as error:
+        raise SourceError(f"{error}: {array.dtype.itemsize} bytes") from error

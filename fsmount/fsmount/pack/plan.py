@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fsmount.errors import InvalidNameError, PartitionError, SourceError
 from fsmount.model import ROOT_PARTITION, Partition, Rule, check_partition_id, check_partition_ids
 from fsmount.pack.build import Task
+from fsmount.pack.grouping import partitions_of
 from fsmount.pack.source import SourceSample, fingerprint
 
 _SHOWN = 3  # examples in a message
@@ -43,8 +44,8 @@ def group(samples: tuple[SourceSample, ...], rule: Rule) -> dict[str, tuple[Sour
     """
     groups: dict[str, list[SourceSample]] = {}
     left_out = []
-    for item in samples:
-        found = rule.partition_of(item.key)
+    ids = partitions_of(rule, [item.key for item in samples])
+    for item, found in zip(samples, ids, strict=True):
         if found is None:
             left_out.append(item.key)
         else:
