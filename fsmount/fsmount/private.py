@@ -7,6 +7,7 @@ of a version's paths, plans of a training) lies below a directory that this modu
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import stat
@@ -34,6 +35,21 @@ def private_directory(path: str) -> str | None:
     except OSError:
         return None
     return real if is_private(real) and os.access(real, os.W_OK | os.X_OK) else None
+
+
+def open_private(path: str) -> int:
+    """A descriptor to read the regular file `path` with, which nobody else could have written.
+
+    OSError, EPERM for anything but a file of this user's that neither group nor others may write.
+    For files in a private directory: what lies above `path` is not looked at.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(fd)
+    ours = found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE
+    if not (ours and stat.S_ISREG(found.st_mode)):
+        os.close(fd)
+        raise PermissionError(errno.EPERM, "not a file that this user alone can write", path)
+    return fd
 
 
 def is_private(path: str) -> bool:

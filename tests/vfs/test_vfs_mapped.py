@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looking import Show, find, read, walk
 
-from fsmount.errors import FormatError, StoreError
+from fsmount.errors import FormatError
 from fsmount.formats import document as documents
 from fsmount.model import Digest, ObjectRef, Version
 from fsmount.store import Store
@@ -61,14 +64,16 @@ def test_it_is_the_same_tree(files: dict[str, Content], document: bytes) -> None
 
 
 @pytest.fixture
-def list_path(store: Store, version: Version) -> str:
-    return mapped.prepare(version.document, lambda: version, [f"{store.cache_dir}/paths"])
+def list_path(version: Version) -> str:
+    path = mapped.prepare(version.document, lambda: version)
+    assert isinstance(path, str)
+    return path
 
 
-def shown(store: Store, path: str) -> PartedTree:
+def shown(store: Store, where: str | int) -> PartedTree:
     reader = ObjectReader(store.objects)
     return mapped.mapped_version(
-        pathlist.open_list(path), store.path, reader, Look(Owner(12, 34), list_samples=True)
+        pathlist.open_list(where), store.path, reader, Look(Owner(12, 34), list_samples=True)
     )
 
 
@@ -105,44 +110,124 @@ def test_parents_and_what_is_settled(
         assert list(tree.growing()) == [find(tree, "keysets")]
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "fsmount" / "paths"
+
+
 def test_a_list_is_made_once_and_again_if_it_is_damaged(
-    store: Store, version: Version, tmp_path: Path
+    store: Store, version: Version, cache: Path
 ) -> None:
     def load() -> Version:
         loaded.append(1)
         return version
 
     loaded: list[int] = []
-    places = [f"{tmp_path}/file/x", f"{tmp_path}/good"]
-    (tmp_path / "file").touch()  # so there can be no directory
-    path = mapped.prepare(version.document, load, places)
-    assert path.startswith(f"{tmp_path}/good/")
-    assert mapped.prepare(version.document, load, places) == path
+    path = mapped.prepare(version.document, load)
+    assert isinstance(path, str)
+    assert os.path.dirname(path) == str(cache)
+    assert mapped.prepare(version.document, load) == path
     assert len(loaded) == 1
     whole = Path(path).read_bytes()
     for damaged in (whole[:-1], b"", whole[:100] + b"x" + whole[101:], whole + b"x"):
         Path(path).write_bytes(damaged)
         with pytest.raises(FormatError):
             pathlist.open_list(path)
-        assert mapped.prepare(version.document, load, places) == path
+        assert mapped.prepare(version.document, load) == path
         assert Path(path).read_bytes() == whole
-    os.unlink(path)
-    os.mkfifo(path)
-    with pytest.raises(FormatError, match="not a regular file"):
-        pathlist.open_list(path)
-    assert mapped.prepare(version.document, load, places) == path
-    assert os.listdir(tmp_path / "good") == [os.path.basename(path)]
-    with pytest.raises(StoreError, match="no place for the list"):
-        mapped.prepare(version.document, load, places[:1])
+    for make in (os.mkfifo, lambda it: os.symlink("/dev/zero", it), lambda it: os.mkdir(it, 0o700)):
+        os.unlink(path)
+        make(path)
+        with pytest.raises(OSError, match=re.escape(path)):
+            pathlist.open_list(path)
+        again = mapped.prepare(version.document, load)
+        assert read(shown(store, again), "VERSION.json") == documents.encode(version.document)
+        assert os.listdir(cache) == [os.path.basename(path)]
+        if isinstance(again, int):  # a directory is in the way
+            os.rmdir(path)
+            Path(path).touch()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
-def test_lists_of_other_users_are_not_trusted(version: Version, tmp_path: Path) -> None:
-    places = [f"{tmp_path}/theirs", f"{tmp_path}/mine"]
-    first = mapped.prepare(version.document, lambda: version, places)
-    assert first.startswith(places[0])
-    os.chown(places[0], 1234, -1)
-    assert mapped.prepare(version.document, lambda: version, places).startswith(places[1])
+def test_without_a_private_directory_a_list_is_in_memory(
+    store: Store, version: Version, cache: Path
+) -> None:
+    path = mapped.prepare(version.document, lambda: version)
+    everything = dict(walk(shown(store, path)))
+    cache.chmod(0o777)
+    descriptor = mapped.prepare(version.document, lambda: version)
+    assert isinstance(descriptor, int)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, 0)
+    with pytest.raises(PermissionError):
+        os.write(descriptor, b"x")
+    assert dict(walk(shown(store, descriptor))) == everything
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_lists_that_others_could_write_are_not_mapped(version: Version, cache: Path) -> None:
+    path = mapped.prepare(version.document, lambda: version)
+    assert isinstance(path, str)
+    for change in (lambda: os.chmod(path, 0o620), lambda: os.chown(path, 1234, -1)):
+        change()
+        with pytest.raises(PermissionError):
+            pathlist.open_list(path)
+        assert mapped.prepare(version.document, lambda: version) == path
+        assert pathlist.open_list(path).document == documents.encode(version.document)
+    assert len(os.listdir(cache)) == 1
+
+
+def test_lists_that_are_long_unused_are_removed(
+    version: Version, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "_BYTES_MAX", 10_000)
+    cache.mkdir(parents=True)
+    for days in (0, 1, 2, 3):
+        old = cache / f"{days}.paths"
+        old.write_bytes(bytes(5000))
+        os.utime(old, (time.time() - days * 86400,) * 2)
+    path = mapped.prepare(version.document, lambda: version)
+    assert sorted(os.listdir(cache)) == sorted(["0.paths", os.path.basename(str(path))])
+
+
+def sealed(data: bytearray) -> PathList:
+    """The list of these bytes, with a checksum that is right."""
+    return PathList(memoryview(bytes(data[:-32]) + hashlib.sha256(data[:-32]).digest()))
+
+
+def test_numbers_that_would_lead_astray(list_path: str) -> None:
+    whole = Path(list_path).read_bytes()
+    head = struct.Struct("=8sQQQQQQ")
+    count = head.unpack_from(whole)[2]
+    kinds = head.size
+    offsets = kinds + count
+    ends = offsets + 8 * count + 8
+    links, sizes = ends + 8 * count, ends + 16 * count
+    astray = {
+        "a place that ends at itself": (ends + 8, 1),
+        "a place that ends before itself": (ends + 16, 0),
+        "an end behind all": (ends + 8, count + 1),
+        "a root that ends early": (ends, 1),
+        "an offset behind all": (offsets + 16, 1 << 40),
+        "offsets that fall": (offsets + 8 * count - 8, 0),
+        "more directories than places": (links, 1 << 40),
+        "a size that no file has": (sizes + 8, (1 << 64) - 1),
+    }
+    for what, (at, number) in astray.items():
+        data = bytearray(whole)
+        data[at : at + 8] = number.to_bytes(8, sys.byteorder)
+        with pytest.raises(FormatError):
+            pytest.fail(f"taken: {what}: {sealed(data)}")
+    data = bytearray(whole)
+    data[kinds : kinds + count] = bytes([7]) * count
+    with pytest.raises(FormatError):
+        sealed(data)
+    data = bytearray(whole)
+    at = data.index(b"SHA256SUMS")
+    data[at : at + 1] = b"\xff"
+    with pytest.raises(FormatError, match="not UTF-8"):
+        list(map(sealed(data).path, range(count)))
 
 
 def test_a_list_belongs_to_its_document(store: Store, version: Version, list_path: str) -> None:

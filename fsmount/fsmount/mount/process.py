@@ -84,6 +84,8 @@ def _become_supervisor(
     command = prepare.command(config, told)
     if told is not None:
         os.set_inheritable(told, True)
+    if isinstance(config.paths, int):
+        os.set_inheritable(config.paths, True)
     sys.stderr.flush()
     os.execv(command[0], command)  # noqa: S606
 

@@ -6,24 +6,25 @@ modules that read Parquet; those are imported when they are first needed.
 
 from __future__ import annotations
 
-import errno
 import hashlib
+import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import cast
 
-from fsmount.errors import FormatError, StoreError
+from fsmount.errors import FormatError
 from fsmount.formats import document as documents
 from fsmount.model import TableRef, TagRef, Version, VersionDocument
+from fsmount.private import cache_directory
 from fsmount.store.refs import Refs, Survey
 from fsmount.vfs import pathlist
 from fsmount.vfs.attrs import Attrs, nanoseconds
 from fsmount.vfs.files import FixedFiles
-from fsmount.vfs.filesystem import os_error
 from fsmount.vfs.keysets import KeysetFiles
 from fsmount.vfs.layout import usage, version_tree
 from fsmount.vfs.parted import KEYSET_FILES, LatePart, Look, Part, PartedTree
@@ -31,7 +32,11 @@ from fsmount.vfs.pathlist import PathList
 from fsmount.vfs.reads import ObjectReader
 from fsmount.vfs.versions import VersionsTree
 
+log = logging.getLogger("fsmount.vfs")
+
 _SUFFIX = ".paths"
+_BYTES_MAX = 1 << 30  # of all lists that are kept
+_RECENT = 3600.0  # seconds since its last use in which a list is never removed
 
 
 def list_name(document: bytes) -> str:
@@ -39,38 +44,31 @@ def list_name(document: bytes) -> str:
     return f"{hashlib.sha256(document).hexdigest()}{_SUFFIX}"
 
 
-def prepare(
-    document: VersionDocument, load: Callable[[], Version], directories: Iterable[str]
-) -> str:
-    """The path of the version's path list, made in the first of `directories` that allows it.
+def prepare(document: VersionDocument, load: Callable[[], Version]) -> str | int:
+    """The version's path list, for `open_list`: the path of a file, or a descriptor of memory.
 
-    One that is there and whole is taken; else the version is loaded. StoreError if there is no
-    place for it.
+    One that is kept and whole is taken; else the version is loaded. It is kept where only this user
+    can write, and in memory where there is no such place.
     """
     text = documents.encode(document)
-    paths = []
-    for directory in directories:
-        paths.append(f"{directory}/{list_name(text)}")
-        if _is_trusted(directory) and is_list(paths[-1], text):
-            return paths[-1]
+    directory = cache_directory("paths")
+    path = None if directory is None else f"{directory}/{list_name(text)}"
+    if path is not None and is_list(path, text):
+        with suppress(OSError):
+            os.utime(path)
+        return path
     tree = version_tree(load(), text)
     data = pathlist.encode(tree, usage(tree), text)
-    causes = []
-    for path in paths:
-        try:
-            return _write(path, data)
-        except OSError as error:
-            causes.append(str(error))
-    raise StoreError(f"no place for the list of a version's paths: {'; '.join(causes)}")
-
-
-def _is_trusted(directory: str) -> bool:
-    """Whether it is this user's, or of whom has made the directory above: nobody else's lists."""
+    if path is None:
+        log.info("no directory that only this user can write: the list of paths is not kept")
+        return pathlist.in_memory(data)
     try:
-        owner = os.lstat(directory).st_uid
-        return owner in (os.geteuid(), os.stat(os.path.dirname(directory)).st_uid)
-    except OSError:
-        return False
+        _write(path, data)
+    except OSError as error:
+        log.info("the list of paths is not kept: %s", error)
+        return pathlist.in_memory(data)
+    _remove_old(os.path.dirname(path))
+    return path
 
 
 def is_list(path: str, document: bytes) -> bool:
@@ -139,18 +137,16 @@ class StoreRefs:
 
 def mapped_store(
     store: str,
-    directories: Sequence[str],
     reader: ObjectReader,
     look: Look,
     *,
     clock: Callable[[], float],
     on_first_use: Callable[[VersionDocument], None],
 ) -> VersionsTree:
-    """All versions of the store at `store`; path lists are made in `directories` as needed."""
+    """All versions of the store at `store`; path lists are made as needed."""
 
     def build(document: VersionDocument, *, first_slot: int, prefix: str) -> PartedTree:
-        path = prepare(document, lambda: load_version(store, document), directories)
-        paths = pathlist.open_list(path)
+        paths = pathlist.open_list(prepare(document, lambda: load_version(store, document)))
         return mapped_version(paths, store, reader, look, first_slot=first_slot, prefix=prefix)
 
     return VersionsTree(StoreRefs(store), build, look, clock=clock, on_first_use=on_first_use)
@@ -162,18 +158,26 @@ def load_version(store: str, document: VersionDocument) -> Version:
     return cast(Version, import_module("fsmount.store.store").Store.open(store).version(ref))
 
 
-def _write(path: str, data: bytes) -> str:
-    directory = os.path.dirname(path)
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    if not _is_trusted(directory):
-        raise os_error(errno.EPERM, directory)
+def _write(path: str, data: bytes) -> None:
     fresh = f"{path}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with open(fresh, "xb") as file:
+        with open(os.open(fresh, flags, 0o600), "wb") as file:
             file.write(data)
         os.replace(fresh, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(fresh)
         raise
-    return path
+
+
+def _remove_old(directory: str) -> None:
+    """Remove lists, the longest unused first, until the rest are few enough; never fails."""
+    with suppress(OSError):
+        found = [(e.stat().st_mtime, e.stat().st_size, e.path) for e in os.scandir(directory)]
+        total = sum(size for _, size, _ in found)
+        for used, size, path in sorted(found):
+            if total <= _BYTES_MAX or used > time.time() - _RECENT:
+                break
+            os.unlink(path)  # who has it mapped keeps it
+            total -= size

@@ -1,6 +1,7 @@
 """The tree of a version's fixed files as one flat file, which a server maps and is ready.
 
-It is a cache, made of a version document and its table, and never rewritten:
+It is made of a version document and its table, and never rewritten. It is believed, so it lies
+where only its user can write, or in memory:
 
     header      magic, byte order, places, bytes of paths and of contents, blocks, document's size
     kinds       1 byte a place: directory, object, or bytes that are in this file
@@ -19,17 +20,18 @@ Numbers are of the machine's byte order; a file of another machine is not taken.
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import hashlib
 import mmap
 import os
-import stat
 from bisect import bisect_left
 from collections.abc import Iterator
+from operator import le, lt
 from struct import Struct
 
 from fsmount.errors import FormatError
 from fsmount.model import Digest, ObjectRef
+from fsmount.private import open_private
 from fsmount.vfs.filesystem import Usage
 from fsmount.vfs.layout import Content, VersionFiles
 
@@ -40,6 +42,7 @@ _SUM = hashlib.sha256().digest_size
 _DIRECTORY, _OBJECT, _BYTES = range(3)
 _SLASH = b"\0"
 _NAME = Struct("=Q24x")  # where a file's bytes begin, as long as a digest
+_LARGEST = (1 << 63) - 1  # bytes of a file
 
 
 def encode(tree: VersionFiles, usage: Usage, document: bytes) -> bytes:
@@ -98,6 +101,36 @@ class PathList:
         self._names, self._paths, self._contents = sections[5:]
         self.document = bytes(view[at : at + document])
         self._keys = _Keys(self._offsets, self._paths)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise FormatError where numbers would lead astray: each walk goes on, and ends."""
+        count = len(self._kinds)
+        well = (
+            count > 0
+            and self._kinds[0] == _DIRECTORY
+            and max(self._kinds) <= _BYTES
+            and self._ends[0] == count == max(self._ends)
+            and all(map(lt, range(count), self._ends))
+            and self._offsets[0] == 0
+            and self._offsets[count] == len(self._paths)
+            and all(map(le, self._offsets, self._offsets[1:]))
+            and max(self._links) < count
+            and max(self._sizes) <= _LARGEST
+            and all(map(self._has_bytes, self._inline()))
+        )
+        if not well:
+            raise FormatError("path list: its numbers do not fit together")
+
+    def _inline(self) -> Iterator[int]:
+        """The places of files whose bytes are in the list."""
+        kinds, place = bytes(self._kinds), -1
+        while (place := kinds.find(_BYTES, place + 1)) >= 0:
+            yield place
+
+    def _has_bytes(self, place: int) -> bool:
+        (at,) = _NAME.unpack(self._names[32 * place : 32 * place + 32])
+        return int(at) + self._sizes[place] <= len(self._contents)
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -111,10 +144,10 @@ class PathList:
         return Usage(self.blocks, len(self))
 
     def path(self, place: int) -> str:
-        return self._keys[place].replace(_SLASH, b"/").decode()
+        return _text(self._keys[place].replace(_SLASH, b"/"))
 
     def name(self, place: int) -> str:
-        return self._keys[place].rpartition(_SLASH)[2].decode()
+        return _text(self._keys[place].rpartition(_SLASH)[2])
 
     def content(self, place: int) -> Content | None:
         kind, size = self._kinds[place], self._sizes[place]
@@ -159,6 +192,13 @@ class PathList:
             here = behind
 
 
+def _text(path: bytes) -> str:
+    try:
+        return path.decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"path list: {path!r} is not UTF-8") from None
+
+
 class _Keys:
     """The sorted paths as a sequence of bytes."""
 
@@ -173,32 +213,32 @@ class _Keys:
         return bytes(self._paths[self._offsets[place] : self._offsets[place + 1]])
 
 
-def _open(path: str) -> int:
-    """A descriptor of the regular file `path`; a link, a FIFO or a device is a FormatError."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):
-            raise FormatError(f"{path}: not a regular file") from None
-        raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise FormatError(f"{path}: not a regular file")
-    return fd
+def open_list(where: str | int) -> PathList:
+    """Map the flat file at a path, or of a descriptor, which is closed; FormatError, OSError.
 
-
-def open_list(path: str) -> PathList:
-    """Map the flat file `path`, all of whose bytes are checked; FormatError, OSError."""
-    fd = _open(path)
+    All its bytes are checked. A file that somebody else could write, or cut, is not mapped.
+    """
+    fd = open_private(where) if isinstance(where, str) else where
     try:
         size = os.fstat(fd).st_size
         if size < _SUM:
-            raise FormatError(f"{path}: too short")
+            raise FormatError(f"{where}: too short")
         data = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
     finally:
         os.close(fd)
     view = memoryview(data)
     if hashlib.sha256(view[:-_SUM]).digest() != view[-_SUM:]:
-        raise FormatError(f"{path}: damaged")
+        raise FormatError(f"{where}: damaged")
+    found = PathList(data)
     data.madvise(mmap.MADV_DONTNEED)  # what is used is mapped again; the rest is no memory of ours
-    return PathList(data)
+    return found
+
+
+def in_memory(data: bytes) -> int:
+    """A descriptor of memory that holds `data`, for `open_list`; nobody can change or cut it."""
+    fd = os.memfd_create("fsmount-paths", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd

@@ -18,9 +18,8 @@ class Config:
     mountpoint: str  # or /dev/fd/N
     source: str  # what the kernel is told that it comes from
     shown: str | None  # tag or `sha256:<table>`; None for the whole store
-    paths: str | None  # the version's path list; None for the whole store
+    paths: str | int | None  # a version's path list, or its descriptor; None for the whole store
     tables: tuple[str, ...]  # digests that are leased
-    lists: tuple[str, ...]  # directories for the path lists of other versions
     uid: int
     gid: int
     umask: int = 0
@@ -56,6 +55,5 @@ class Config:
         value = json.loads(text)
         value["verify"] = Verify(value["verify"])
         value["tables"] = tuple(value["tables"])
-        value["lists"] = tuple(value["lists"])
         value["notes"] = tuple(value["notes"])
         return cls(**value)

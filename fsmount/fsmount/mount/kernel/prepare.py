@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-from collections.abc import Iterator
 
 from fsmount.model import Ref, TableRef, TagRef, VersionDocument
 from fsmount.mount.kernel.config import Config
@@ -20,7 +17,7 @@ def prepare_version(
     """The config that serves the version `document`, whose path list is made if need be."""
     table = document.table.digest
     ref: Ref = TableRef(table) if document.tag is None else TagRef(document.tag)
-    paths = prepare(document, lambda: store.version(ref), list_directories(store))
+    paths = prepare(document, lambda: store.version(ref))
     return Config(
         store=store.path,
         mountpoint=mountpoint,
@@ -28,7 +25,6 @@ def prepare_version(
         shown=document.tag or f"sha256:{table}",
         paths=paths,
         tables=(table,),
-        lists=(),
         uid=look.owner.uid,
         gid=look.owner.gid,
         umask=look.owner.umask,
@@ -45,7 +41,6 @@ def prepare_store(store: Store, mountpoint: str, source: str, look: Look) -> Con
         shown=None,
         paths=None,
         tables=(),
-        lists=tuple(list_directories(store)),
         uid=look.owner.uid,
         gid=look.owner.gid,
         umask=look.owner.umask,
@@ -60,12 +55,3 @@ def command(config: Config, descriptor: int | None = None) -> list[str]:
     """
     told = [] if descriptor is None else [str(descriptor)]
     return [sys.executable, "-P", "-m", "fsmount.mount.kernel", config.to_json(), *told]
-
-
-def list_directories(store: Store) -> Iterator[str]:
-    """Where path lists are kept, the best place first."""
-    yield f"{store.cache_dir}/paths"
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if os.path.isabs(base):
-        yield f"{base}/fsmount/paths"
-    yield f"{tempfile.gettempdir()}/fsmount-paths-{os.geteuid()}"

@@ -39,7 +39,6 @@ def file_system(config: Config, paths: PathList | None) -> FileSystem:
         return mapped_version(paths, config.store, reader, config.look)
     return mapped_store(
         config.store,
-        config.lists,
         reader,
         config.look,
         clock=time.monotonic,

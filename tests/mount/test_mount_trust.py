@@ -1,0 +1,119 @@
+"""What a mount shows follows from the table's digest, whoever writes the store or a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from mounting import wait_for
+from serving import both_drivers
+
+from fsmount.formats import document as documents
+from fsmount.formats import table as tables
+from fsmount.formats.table import document_of_table
+from fsmount.model import Version
+from fsmount.mount import lifecycle, records
+from fsmount.mount.ending import umount
+from fsmount.mount.request import KERNEL, MountRequest
+from fsmount.store import Store
+from fsmount.testing import tiny
+from fsmount.vfs import pathlist
+from fsmount.vfs.layout import VersionFiles, usage, version_tree
+from fsmount.vfs.mapped import list_name
+from fsmount.vfs.reads import Verify
+
+pytestmark = pytest.mark.mounted
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def version(store: Store) -> Version:
+    return tiny.publish(store, "v1", {"p": [tiny.numbered("p/x", 1)]})
+
+
+def forge(store: Store, version: Version, directory: str) -> None:
+    """Put a list into `directory` that shows other bytes, and a file more, under the version."""
+    other = b"other bytes"
+    with store.staging() as staging:
+        ref = store.objects.put(other, staging)
+    table = version.document.table
+    untagged = document_of_table(table, tables.decode(store.objects.read(table)))
+    for document in (version.document, untagged):
+        text = documents.encode(document)
+        tree = version_tree(version, text)
+        files = dict(tree.files())
+        forged = VersionFiles(
+            {**files, "shards/p/000000.tar": ref, "train.py": b"import os\n"},
+            ("manifests", "shards"),
+        )
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        data = pathlist.encode(forged, usage(forged), text)
+        Path(directory, list_name(text)).write_bytes(data)
+
+
+def everything(root: str) -> dict[str, str]:
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(Path(root).rglob("*"))
+        if path.is_file()
+    }
+
+
+@both_drivers
+def test_a_list_in_the_store_is_not_believed(
+    store: Store, version: Version, mountpoint: str, driver: str
+) -> None:
+    forge(store, version, f"{store.path}/cache/paths")
+    shard = version.partitions[0].shards[0].digest
+    for ref in ("v1", f"sha256:{version.document.table.digest}"):
+        lifecycle.mount(MountRequest(store.path, ref, mountpoint, Verify.OPEN, driver=driver))
+        try:
+            found = everything(mountpoint)
+        finally:
+            umount(mountpoint)
+        assert found["shards/p/000000.tar"] == shard
+        assert "train.py" not in found
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A cache directory that belongs to another user."""
+    path = tmp_path / "theirs"
+    path.mkdir()
+    os.chown(path, 65534, 65534)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    return str(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+@pytest.mark.parametrize("ref", ["v1", None])
+def test_without_a_cache_of_our_own(
+    store: Store, version: Version, mountpoint: str, theirs: str, ref: str | None
+) -> None:
+    """Another user's directory is not believed, and the list outlives the server."""
+    forge(store, version, f"{theirs}/fsmount/paths")
+    lifecycle.mount(MountRequest(store.path, ref, mountpoint, driver=KERNEL))
+    try:
+        root = mountpoint if ref else f"{mountpoint}/latest"
+        before = everything(root)
+        assert before["shards/p/000000.tar"] == version.partitions[0].shards[0].digest
+        assert "train.py" not in before
+        server = served_by(mountpoint)
+        os.kill(server, signal.SIGKILL)
+        assert everything(root) == before
+        wait_for(lambda: served_by(mountpoint) != server)
+    finally:
+        umount(mountpoint)
+
+
+def served_by(root: str) -> int:
+    [found] = [one.record for one in records.mounted() if one.record.mountpoint == root]
+    assert found.server_pid is not None
+    return found.server_pid
