@@ -47,6 +47,28 @@ _VALUE_FUNCTIONS = {
     "current_catalog", "current_date", "current_role", "current_schema", "current_time",
     "current_timestamp", "current_user", "localtime", "localtimestamp", "session_user", "user",
 }  # fmt: skip
+# Functions whose time and result are linear in their arguments; any other is run where time and
+# memory have a limit.
+_LINEAR = {
+    "!__postfix", "!~~", "!~~*", "!~~~", "%", "&", "&&", "*", "**", "+", "-", "->", "->>", "/",
+    "//", "<<", "<@", ">>", "@", "@>", "^", "^@", "|", "||", "~", "~~", "~~*", "~~~", "abs",
+    "array_contains", "array_extract", "array_has", "array_length", "cardinality", "ceil",
+    "ceiling", "char_length", "character_length", "concat", "contains", "date_part", "date_trunc",
+    "datepart", "datetrunc", "day", "dayofweek", "dayofyear", "decode", "element_at", "encode",
+    "ends_with", "epoch", "exp", "floor", "greatest", "hour", "ifnull", "instr", "isfinite",
+    "isinf", "isnan", "json_array_length", "json_exists", "json_extract", "json_extract_path",
+    "json_extract_path_text", "json_extract_string", "json_type", "json_valid", "json_value",
+    "lcase", "least", "left", "len", "length", "like_escape", "list_avg", "list_contains",
+    "list_count", "list_element", "list_extract", "list_has", "list_has_all", "list_has_any",
+    "list_indexof", "list_max", "list_min", "list_pack", "list_position", "list_sum",
+    "list_value", "ln", "log", "log10", "log2", "lower", "ltrim", "map_extract", "md5", "minute",
+    "mod", "month", "not_like_escape", "nullif", "octet_length", "position", "pow", "power",
+    "prefix", "quarter", "regexp_extract", "regexp_full_match", "regexp_matches", "right",
+    "round", "row", "rtrim", "second", "sha256", "sign", "split", "split_part", "sqrt",
+    "starts_with", "str_split", "string_split", "strlen", "strpos", "strptime", "struct_extract",
+    "struct_pack", "substr", "substring", "suffix", "trim", "trunc", "try_strptime", "typeof",
+    "ucase", "unicode", "upper", "week", "weekday", "year",
+}  # fmt: skip
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
@@ -54,6 +76,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
     "threads": "2",
+    "memory_limit": "2GiB",
 }
 
 
@@ -64,6 +87,7 @@ class Expression:
     sql: str
     names: tuple[str, ...]  # sorted; the first part of every reference, as written
     lambda_names: frozenset[str]  # those that a lambda introduces
+    bounded: bool  # whether its cost is linear in the rows that it looks at
 
 
 class Engine:
@@ -92,7 +116,9 @@ class Engine:
             for ref in _nodes(node["lhs"])
             if ref["class"] == "COLUMN_REF"
         }
-        return Expression(where, tuple(sorted(refs)), frozenset(lambdas) - _VALUE_FUNCTIONS)
+        calls = {node["function_name"].lower() for node in _nodes(tree) if "function_name" in node}
+        introduced = frozenset(lambdas) - _VALUE_FUNCTIONS
+        return Expression(where, tuple(sorted(refs)), introduced, bounded=calls <= _LINEAR)
 
     def matches(self, table: pa.Table, expression: Expression, params: Params) -> Rows:
         """The ascending int64 places of the rows of `table` for which `expression` is true."""
@@ -183,8 +209,8 @@ def refusal(where: str, why: str) -> PlanError:
 
 
 def _message(error: Exception) -> str:
-    """DuckDB's message, without its excerpt of a query that the user never typed."""
-    return str(error).split("\nLINE ")[0]
+    """DuckDB's message, without its advice and its excerpt of a query that no user typed."""
+    return str(error).split("\nLINE ")[0].split("\n\nPossible solutions:")[0]
 
 
 def _column_of(node: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from fsmount.formats import manifest
 from fsmount.formats.manifest import Manifest
+from fsmount.select import guarded
 from fsmount.select.columns import (
     OWN_TYPES,
     Columns,
@@ -35,7 +36,8 @@ def rows_where(
     `where` is one SQL expression over a manifest's columns; NULL is not true. A field has one type
     over all manifests (`fields.unify`) and is NULL where a manifest lacks it; one of mixed types is
     its JSON text. `params` fill `?` and `$1` (a sequence) or `$name` (a mapping). Each manifest
-    is read once, or twice those beyond half a gigabyte: memory does not grow with their number.
+    is read once, or twice those beyond half a gigabyte: memory does not grow with their number. A
+    call of a function whose cost has no bound is evaluated with one (`fsmount.select.guarded`).
 
     Raises PlanError for anything but such an expression, with DuckDB's message where it has one;
     FormatError for a manifest that is none.
@@ -46,11 +48,18 @@ def rows_where(
         columns = _resolve(engine, twice.first(), expression, params)
         needed = sorted({*columns.needed, *also})
         for group in _groups(manifest.decode(data, needed) for data in read_ahead(twice.again())):
-            found = engine.matches(pa.concat_tables(map(columns.of, group)), expression, params)
+            table = pa.concat_tables(map(columns.of, group))
+            found = _matches(engine, table, expression, params)
             ends = np.cumsum([each.table.num_rows for each in group])
             parts = np.split(found, np.searchsorted(found, ends[:-1]))
             for each, part, start in zip(group, parts, [0, *ends[:-1]], strict=True):
                 yield part - start, each
+
+
+def _matches(engine: Engine, table: pa.Table, expression: Expression, params: Params) -> Rows:
+    if expression.bounded:
+        return engine.matches(table, expression, params)
+    return guarded.matches(table, expression, params)
 
 
 class _LookedAtTwice:
@@ -123,7 +132,8 @@ def _refuse_unknown(
     folded = {name.lower(): name for name in known}
     for name in expression.names:
         if name.lower() not in folded and name not in expression.lambda_names:
-            engine.matches(pa.table({c: pa.nulls(0) for c in folded.values()}), expression, params)
+            none = pa.table({column: pa.nulls(0) for column in folded.values()})
+            _matches(engine, none, expression, params)
             raise refusal(expression.sql, f"{name!r} is no column")
 
 
