@@ -23,6 +23,7 @@ from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.device import unmount
 from fsmount.mount.kernel.prepare import command as command_of
 from fsmount.mount.kernel.prepare import prepare_version
+from fsmount.mount.kernel.trial import NAME
 from fsmount.mount.mountinfo import mount_at
 from fsmount.store import Store
 from fsmount.testing import tiny
@@ -55,7 +56,21 @@ class KernelMount:
     @property
     def server(self) -> int:
         """The process that serves now."""
-        return wait_for(lambda: next(iter(children(self.process.pid)), None))
+        return wait_for(lambda: next((p for p in self.children if p in self._servers()), None))
+
+    @property
+    def trials(self) -> list[int]:
+        """The processes that try what servers may have died of."""
+        return [pid for pid in self.children if name_of(pid) == NAME]
+
+    def _servers(self) -> list[int]:
+        return list(
+            map(int, re.findall(r"served by process (\d+)$", self.log_text(), re.MULTILINE))
+        )
+
+    @property
+    def children(self) -> list[int]:
+        return children(self.process.pid)
 
     def log_text(self) -> str:
         with open(self.log, encoding="utf-8") as file:
@@ -81,6 +96,13 @@ def children(pid: int) -> list[int]:
     with suppress(FileNotFoundError), open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
     return []
+
+
+def name_of(pid: int) -> str:
+    """The name of a process in lists, "" if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/comm") as file:
+        return file.read().strip()
+    return ""
 
 
 def config_for(store: Store, mountpoint: str, tag: str = "v1", **more: Any) -> Config:

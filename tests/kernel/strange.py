@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from fsmount.vfs.pathlist import PathList
 
 HUNG = "shards/large/000000.tar"
 IMPATIENCE = 0.3  # seconds
+SLOW = 1.5  # seconds
 
 
 @dataclass(slots=True)
@@ -69,6 +71,24 @@ class Hanging:
         return getattr(self._real, name)
 
 
+class Deadly:
+    """A file system whose large files kill who opens them."""
+
+    def __init__(self, real: FileSystem, kill: Callable[[], None]) -> None:
+        self._real = real
+        directory = real.lookup(real.lookup(1, "shards").node, "large").node
+        self._deadly = {entry.node for entry in real.readdir(directory)}
+        self._kill = kill
+
+    def open(self, node: int) -> Handle:
+        if node in self._deadly:
+            self._kill()
+        return self._real.open(node)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
 Make = Callable[[Config, PathList | None], FileSystem]
 REAL = server.file_system
 
@@ -104,6 +124,22 @@ def _hanging(*, when_opened: bool, seconds: float | None = None) -> Make:
     return make
 
 
+def _deadly(kill: Callable[[], None]) -> Make:
+    def make(config: Config, paths: PathList | None) -> FileSystem:
+        deadly: Any = Deadly(REAL(config, paths), kill)
+        return deadly  # type: ignore[no-any-return]
+
+    return make
+
+
+def _killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _crash() -> None:
+    ctypes.string_at(0)
+
+
 class NotedIds(BackingIds):
     """Writes to the log which backing ids come and go."""
 
@@ -124,6 +160,10 @@ CASES: dict[str, Make] = {
     "hanging": _hanging(when_opened=False),
     "hanging-open": _hanging(when_opened=True),
     "slow-open": _hanging(when_opened=True, seconds=GRACE / 3),
+    "very-slow-open": _hanging(when_opened=True, seconds=SLOW),
+    "deadly-kill": _deadly(_killed),
+    "deadly-crash": _deadly(_crash),
+    "deadly-exit": _deadly(lambda: os._exit(3)),
 }
 
 if __name__ == "__main__":

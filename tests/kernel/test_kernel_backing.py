@@ -126,14 +126,14 @@ def test_the_supervisor_registers_and_the_server_goes_on_alone(null: int) -> Non
 
     supervisor = threading.Thread(target=supervise)
     supervisor.start()
-    link.say(Message.READY, "text")
+    link.say(Message.READY)
     first = link.open(1, 10, null, 5)
     assert first != CACHED
     assert link.open(1, 11, null, 5) == first
     second = link.open(2, 12, null, 5)
     link.release(2, 12)
     supervisor.join()
-    assert said[0] == Said(Message.READY, "text")
+    assert said[0] == Said(Message.READY, 0, "")
     assert [one and one.what for one in said[1:]] == [*[Message.OPENED] * 3, Message.RELEASED]
     assert register.live == {first}
     assert second != first

@@ -26,7 +26,9 @@ from kernel_mounts import (
 from readers import objects_of
 from strange import HUNG
 
+from fsmount.mount import records
 from fsmount.mount.kernel.device import unmount
+from fsmount.mount.kernel.supervisor import GIVE_UP
 from fsmount.mount.mountinfo import mount_at
 from fsmount.store import Store
 from fsmount.store.leases import Leases
@@ -169,6 +171,36 @@ def test_a_mount_goes_on_without_its_supervisor(mount: Mounter, store: Store) ->
     wait_for(lambda: mount_at(served.root) is None and is_gone(server))
 
 
+@pytest.mark.parametrize("passthrough", [True, False])
+def test_a_server_notices_at_once_that_it_is_alone(
+    mount: Mounter, store: Store, passthrough: bool
+) -> None:
+    """Nobody opens anything."""
+    served = mount(passthrough=passthrough)
+    server = served.server
+    wait_for(lambda: records.read(served.root))
+    os.kill(served.supervisor, signal.SIGKILL)
+    served.process.wait(SECONDS)
+    wait_for(lambda: len(Leases(store.path).live()) == 1)
+    assert served.log_text().count("the supervisor is gone; this server goes on") == 1
+    leases = os.listdir(f"{store.path}/leases")
+    os.kill(server, signal.SIGTERM)
+    wait_for(lambda: is_gone(server))
+    assert mount_at(served.root) is None
+    assert records.read(served.root) is None
+    assert len(os.listdir(f"{store.path}/leases")) == len(leases) - 1
+
+
+def test_a_server_that_is_told_to_end_just_after_its_supervisor_unmounts(mount: Mounter) -> None:
+    served = mount()
+    server = served.server
+    os.kill(served.supervisor, signal.SIGKILL)
+    served.process.wait(SECONDS)
+    os.kill(server, signal.SIGTERM)
+    wait_for(lambda: is_gone(server))
+    assert mount_at(served.root) is None
+
+
 def test_a_supervisor_that_is_stopped_holds_nobody_up_for_long(
     store: Store, tmp_path: Path
 ) -> None:
@@ -213,12 +245,12 @@ def test_with_both_dead_the_mount_is_dead(mount: Mounter) -> None:
 
 
 def test_a_server_that_never_serves_is_an_error(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(NotServedError, match="8 servers in a row died"):
+    with pytest.raises(NotServedError, match="3 servers in a row ended before they served"):
         strange("dying", store, tmp_path)
     assert mount_at(str(tmp_path / "strange")) is None
     last = (tmp_path / "strange.log").read_text(encoding="utf-8").splitlines()[-1]
     assert "CRITICAL" in last
-    assert "given up, and the mount is taken off" in last
+    assert "the last one was killed by signal 9); the mount is taken off" in last
 
 
 def test_what_cannot_be_served_is_an_error_at_once(store: Store, tmp_path: Path) -> None:
@@ -229,15 +261,30 @@ def test_what_cannot_be_served_is_an_error_at_once(store: Store, tmp_path: Path)
     assert log.count("served by process") == 1
 
 
-def test_it_gives_up_later_as_well(store: Store, tmp_path: Path) -> None:
-    """Only servers in a row that answered nothing count."""
+def test_a_mount_that_has_served_is_never_given_up(store: Store, tmp_path: Path) -> None:
+    """Who reads waits until servers live again."""
+    served = strange("dying-later", store, tmp_path)
+    fatal = Path(served.root + ".die")
+    try:
+        expected = len(os.listdir(f"{served.root}/keysets"))
+        fatal.touch()
+        wait_for(lambda: served.log_text().count("replacing it") > GIVE_UP + 1)
+        with subprocess.Popen(["ls", f"{served.root}/keysets"], stdout=subprocess.PIPE) as waiting:
+            assert served.process.poll() is None
+            fatal.unlink()
+            found, _ = waiting.communicate(timeout=SECONDS)
+        assert (waiting.returncode, len(found.splitlines())) == (0, expected)
+    finally:
+        end(served)
+
+
+def test_a_mount_whose_servers_die_can_be_ended(store: Store, tmp_path: Path) -> None:
     served = strange("dying-later", store, tmp_path)
     try:
-        for _ in range(10):
-            os.listdir(served.root)
-            os.kill(served.server, signal.SIGKILL)
         Path(served.root + ".die").touch()
-        assert served.process.wait(30) == 1
+        wait_for(lambda: served.log_text().count("replacing it") > GIVE_UP + 1)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(SECONDS) == 0
         assert mount_at(served.root) is None
     finally:
         end(served)

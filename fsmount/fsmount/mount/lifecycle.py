@@ -27,6 +27,7 @@ from fsmount.store.inside import store_path
 START_SECONDS = 120.0  # that a server gets until it serves
 END_SECONDS = 20.0  # that a server gets to end when it can't serve
 _KILL_SECONDS = 1.0
+_PAUSE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +128,14 @@ def _start(request: MountRequest, log: int) -> Answer | None:
         finally:
             os.close(writer)
         server.wait()  # it goes on in a child of its own, in the same group
+        answer = None
         try:
             answer = _read_answer(reader)
-        except BaseException:
-            _end_group(server.pid)
-            if passed is None:
-                checks.clear_dead_mount(request.mountpoint)
-            raise
+        finally:
+            if answer is None:  # a process that outlived the one that was to answer may serve
+                _end_group(server.pid)
+                if passed is None:
+                    checks.clear_dead_mount(request.mountpoint)
         if answer is not None and answer.error is not None:
             readable(reader, END_SECONDS)  # its end
         return answer
@@ -158,8 +160,19 @@ def _read_answer(reader: int) -> Answer | None:
 def _end_group(group: int) -> None:
     """End a server that is still starting; SIGTERM unmounts, where it is that far."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(group, number)
-        except ProcessLookupError:
+        deadline = time.monotonic() + _KILL_SECONDS
+        there = _signal(group, number)
+        while there and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+            there = _signal(group, 0)
+        if not there:
             return
-        time.sleep(_KILL_SECONDS)
+
+
+def _signal(group: int, number: int) -> bool:
+    """Signal a process group; whether there is one."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -39,6 +39,7 @@ def serve(request: MountRequest, notes: tuple[str, ...], answer: Callable[[Answe
     with LeaseKeeper(store, told.append) as keeper:
         document, filesystem = _open(store, request, keeper)
         serving = _Serving(request, document, told, answer)
+        serving.begin()
         try:
             fusepy_driver.serve(filesystem, request.mountpoint, serving.options, serving.started)
         finally:
@@ -63,6 +64,7 @@ class _Serving:
         self._notes = notes
         self._answer = answer
         self._record: Record | None = None
+        self._asked = threading.Event()
         self._shown = (
             None if document is None else document.tag or f"sha256:{document.table.digest}"
         )
@@ -72,9 +74,19 @@ class _Serving:
         source = records.source_of(self._request.store, self._request.ref)
         return fusepy_driver.FuseOptions(source, self._request.allow_other)
 
+    def begin(self) -> None:
+        """Get ready for `started`, before anything is mounted; MountError where that can't be."""
+        try:
+            threading.Thread(target=self._announce, daemon=True).start()
+        except RuntimeError as error:
+            raise MountError(
+                f"the server can't run ({error}): raise its limit of memory (ulimit -v) or of "
+                "processes (ulimit -u)"
+            ) from error
+
     def started(self) -> None:
         """The kernel asks; whether it also gets its answers is seen from another thread."""
-        threading.Thread(target=self._announce, daemon=True).start()
+        self._asked.set()
 
     def forget(self) -> None:
         """Remove the record of this mount."""
@@ -84,6 +96,7 @@ class _Serving:
     def _announce(self) -> None:
         # Signals are for the main thread, which waits in libfuse.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._asked.wait()
         try:
             self._keep_record(_look_at_root(self._request.mountpoint))
             self._answer(Answer(None, self._shown, tuple(self._notes)))

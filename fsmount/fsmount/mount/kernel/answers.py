@@ -58,7 +58,6 @@ _ASKS_NODE = frozenset(
     }
 )
 _MAY_WAIT = frozenset({Opcode.OPEN, Opcode.READ, Opcode.READLINK, Opcode.STATFS})
-SILENT = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET})  # the kernel expects no answer
 _DOTS = (b".", b"..")
 
 Head = Callable[[DirEntry], bytes]  # what stands before a name in a listing

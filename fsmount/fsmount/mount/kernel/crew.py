@@ -7,12 +7,15 @@ while work gets done soon, and more when it is slow or hangs.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+log = logging.getLogger("fsmount.mount")
 
 T = TypeVar("T")
 
@@ -46,19 +49,29 @@ class Crew(Generic[T]):
         self._over = threading.Event()
         self._failure: BaseException | None = None
 
-    def run(self) -> None:
-        """Work until the end; raises what `take` raises but EndOfWork. Signals are handled."""
+    def add(self, work: T) -> None:
+        """Have `work` done first. To be called before `run`."""
+        self._backlog.append((time.monotonic(), work))
+
+    def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Work until the end; raises what `take` raises but EndOfWork. Signals are handled.
+
+        `started` is called when there are threads that take work. Raises RuntimeError if there
+        can't be so many; where there can't be more later, work waits.
+        """
         with self._lead:
-            self._start()
+            for _ in range(CALM):
+                self._start()
+        started()
         self._over.wait()
         if self._failure is not None:
             raise self._failure
 
     def _start(self) -> None:
-        self._threads += 1
         before = threading.stack_size(_STACK)
         try:
             threading.Thread(target=self._run, daemon=True).start()
+            self._threads += 1
         finally:
             threading.stack_size(before)
 
@@ -103,13 +116,8 @@ class Crew(Generic[T]):
             return None
 
     def _followed(self) -> bool:
-        """Whether another thread can lead; one is started if there are few."""
-        if self._threads - len(self._busy) > 1:
-            return True
-        if self._threads < CALM:
-            self._start()
-            return True
-        return False
+        """Whether another thread can lead."""
+        return self._threads - len(self._busy) > 1
 
     def _grow(self) -> None:
         """Start a thread if work has waited for too long."""
@@ -120,7 +128,10 @@ class Crew(Generic[T]):
         now = time.monotonic()
         if now - max(since, self._grown) >= STALL and self._threads < MOST:
             self._grown = now
-            self._start()
+            try:
+                self._start()
+            except RuntimeError as error:
+                log.error("%d threads are busy, and there can't be more: %s", self._threads, error)
 
 
 class EndOfWork(Exception):

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -24,6 +25,7 @@ log = logging.getLogger("fsmount.mount")
 _MESSAGE = Struct("=BQQQ")  # what, node, opener, device of the file that was opened
 _REPLY = Struct("=i")  # backing id
 _TEXT = 4096  # bytes of a reason
+_REQUEST = 64 << 10  # bytes of a request of the kernel
 _SECONDS = 10.0  # after which a supervisor that says nothing is taken for gone
 
 
@@ -34,7 +36,14 @@ class Message(IntEnum):
     SERVING = 2  # a request was answered
     OPENED = 3  # comes with a descriptor and wants a reply
     RELEASED = 4
-    FAILED = 5  # it can't be made; the reason follows
+    FAILED = 5  # the process ends; the reason follows
+    NEXT = 6  # it wants a request to try; node: whether the last one's answer was taken
+
+
+def say(supervisor: socket.socket, what: Message, text: str) -> None:
+    """Tell a supervisor, if it listens, what does not concern a node."""
+    with suppress(OSError):
+        supervisor.send(_MESSAGE.pack(what, 0, 0, 0) + text.encode(errors="replace")[:_TEXT])
 
 
 class Supervised:
@@ -55,10 +64,27 @@ class Supervised:
         """Whether the supervisor is known to be gone."""
         return self._socket is None
 
-    def say(self, what: Message, text: str = "") -> None:
+    def say(self, what: Message) -> None:
         """Tell what does not concern a node."""
         with self._lock:
-            self._tell(_MESSAGE.pack(what, 0, 0, 0) + text.encode()[:_TEXT])
+            self._tell(_MESSAGE.pack(what, 0, 0, 0))
+
+    def lose(self) -> None:
+        """The supervisor has ended."""
+        with self._lock:
+            self._lose()
+
+    def next(self, *, taken: bool) -> bytes:
+        """The request that is to be tried next, b"" if there is none. `taken`: whether the kernel
+        has taken the last one's answer.
+        """
+        if self._socket is None:
+            return b""
+        try:
+            self._socket.send(_MESSAGE.pack(Message.NEXT, taken, 0, 0))
+            return self._socket.recv(_REQUEST)
+        except OSError:
+            return b""
 
     def open(self, node: int, opener: int, fd: int, device: int) -> int:
         """As OpenNodes.open."""
@@ -112,6 +138,7 @@ class Said:
     """A message that the supervisor got."""
 
     what: Message
+    node: int
     text: str
 
 
@@ -126,7 +153,7 @@ def serve_one(server: socket.socket, nodes: OpenNodes) -> Said | None:
             server.send(_REPLY.pack(nodes.open(node, opener, fd, device)))
         elif what == Message.RELEASED:
             nodes.release(node, opener)
-        return Said(Message(what), data[_MESSAGE.size :].decode(errors="replace"))
+        return Said(Message(what), node, data[_MESSAGE.size :].decode(errors="replace"))
     except OSError:  # it died in between
         return None
     finally:

@@ -84,6 +84,9 @@ class Opcode(IntEnum):
     TMPFILE = 51
 
 
+SILENT = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET})  # the kernel expects no answer
+
+
 class InitFlag(IntFlag):
     """What kernel and server agree on; those from bit 32 on travel in `flags2`."""
 

@@ -75,3 +75,11 @@ class Recording:
         if self._record is not None:
             with suppress(OSError, MountError):
                 records.remove(self._record)
+
+
+def forget(mountpoint: str) -> None:
+    """Remove the record of a mount that this process has served to the end, alone."""
+    with suppress(OSError, MountError):
+        record = records.read(mountpoint)
+        if record is not None and record.server == Owner.current():
+            records.remove(record)

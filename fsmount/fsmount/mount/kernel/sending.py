@@ -46,27 +46,33 @@ class _Pipe:
 
 
 class Fetched(Protocol):
-    """The bytes that a READ is answered with, all there. Exactly one of its methods is called."""
+    """The bytes that a READ is answered with, all there. Exactly one of its methods is called.
 
-    def send(self) -> None: ...
+    `send` says whether the kernel took them, as the methods of Sender do.
+    """
+
+    def send(self) -> bool: ...
     def drop(self) -> None: ...
 
 
 class Sender:
-    """Sends to a descriptor of /dev/fuse. Safe in any thread."""
+    """Sends to a descriptor of /dev/fuse. Safe in any thread.
+
+    What answers a request says whether the kernel took it: nobody may wait for it any more.
+    """
 
     def __init__(self, device: int, *, splice: bool = True) -> None:
         self._device = device
         self._splice = splice
         self._own = threading.local()
 
-    def body(self, unique: int, body: bytes) -> None:
+    def body(self, unique: int, body: bytes) -> bool:
         """Answer a request."""
-        self._write([pack_header(unique, len(body)), body])
+        return self._write([pack_header(unique, len(body)), body])
 
-    def error(self, unique: int, code: int) -> None:
+    def error(self, unique: int, code: int) -> bool:
         """Answer a request with an errno."""
-        self._write([pack_header(unique, 0, code)])
+        return self._write([pack_header(unique, 0, code)])
 
     def raw(self, message: bytes) -> None:
         """Send a whole message; OSError."""
@@ -96,19 +102,21 @@ class Sender:
         self._own.pipe.close()
         self._own.pipe = None
 
-    def empty_pipe(self, pipe: _Pipe, size: int) -> None:
+    def empty_pipe(self, pipe: _Pipe, size: int) -> bool:
         """Send the `size` bytes in the calling thread's pipe."""
         try:
             os.splice(pipe.reader, self._device, size)
         except OSError as error:
             self.drop_pipe()
-            _overlook(error)
+            return _overlook(error)
+        return True
 
-    def _write(self, parts: list[bytes]) -> None:
+    def _write(self, parts: list[bytes]) -> bool:
         try:
             os.writev(self._device, parts)
         except OSError as error:
-            _overlook(error)
+            return _overlook(error)
+        return True
 
     def _into_pipe(self, unique: int, wanted: Range) -> Fetched | None:
         """None where it is to be copied: too little, no file behind it, or something is wrong."""
@@ -116,7 +124,10 @@ class Sender:
         size = min(wanted.size, wanted.file.size - wanted.offset)
         if not self._splice or fd is None or size < SPLICED:
             return None
-        pipe = self._pipe()
+        try:
+            pipe = self._pipe()
+        except OSError:  # too many files are open
+            return None
         if not pipe.holds(size):
             return None
         try:
@@ -141,8 +152,8 @@ class _Copied:
     unique: int
     data: bytes
 
-    def send(self) -> None:
-        self.sender.body(self.unique, self.data)
+    def send(self) -> bool:
+        return self.sender.body(self.unique, self.data)
 
     def drop(self) -> None:
         pass
@@ -154,8 +165,8 @@ class _Spliced:
     pipe: _Pipe
     size: int
 
-    def send(self) -> None:
-        self.sender.empty_pipe(self.pipe, self.size)
+    def send(self) -> bool:
+        return self.sender.empty_pipe(self.pipe, self.size)
 
     def drop(self) -> None:
         self.sender.drop_pipe()
@@ -173,6 +184,8 @@ def _fill(pipe: _Pipe, header: bytes, fd: int, size: int, offset: int) -> bool:
     return True
 
 
-def _overlook(error: OSError) -> None:
+def _overlook(error: OSError) -> bool:
+    """Log what is no reader's impatience; False."""
     if error.errno not in _UNWANTED:
         log.error("the kernel refused an answer: %s", error.strerror)
+    return False

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 
-from fsmount.errors import FsmountError
 from fsmount.mount.kernel import device as devices
 from fsmount.mount.kernel.answers import Answers
 from fsmount.mount.kernel.backing import OpenNodes
@@ -19,8 +20,10 @@ from fsmount.mount.kernel.leasing import Leasing, release_kept
 from fsmount.mount.kernel.link import Message, Supervised
 from fsmount.mount.kernel.listings import Listings
 from fsmount.mount.kernel.negotiate import Features
+from fsmount.mount.kernel.recording import forget
 from fsmount.mount.kernel.sending import Sender
 from fsmount.mount.kernel.session import Session
+from fsmount.mount.kernel.takeover import TakeOver
 from fsmount.store.objects import Objects
 from fsmount.vfs.filesystem import FileSystem
 from fsmount.vfs.mapped import mapped_store, mapped_version
@@ -54,14 +57,15 @@ def serve(
     *,
     config: Config,
     make: Make,
-    successor: bool,
+    taken_over: TakeOver,
+    parent: int,
     on_alone: Callable[[], None],
 ) -> None:
-    """Serve until unmounted. `nodes` is what the supervisor knows at this moment; `successor`:
-    another server died before. `on_alone` is called before it opens anything that the supervisor
-    is not told of.
+    """Serve until unmounted. `nodes` is what the supervisor knows at this moment, `parent` a
+    descriptor of its process. `on_alone` is called before anything is opened that the supervisor is
+    not told of.
     """
-    _settle()
+    settle()
     lease = Leasing(config.store, config.tables)
 
     def go_on_alone() -> None:
@@ -69,25 +73,35 @@ def serve(
         lease.keep()
 
     link = Supervised(supervisor, nodes, go_on_alone)
-    signal.signal(signal.SIGTERM, lambda number, frame: _on_sigterm(link, config))
-    try:
-        filesystem = make()
-    except FsmountError as error:
-        link.say(Message.FAILED, str(error))
-        raise
+    signal.signal(signal.SIGTERM, lambda number, frame: _on_sigterm(link, parent, config))
+    threading.Thread(target=_await_end, args=[parent, link], daemon=True).start()
+    filesystem = make()
     backing = link if features.passthrough else None
     sender = Sender(device, splice=config.splice)
-    on_listed = _noting(sender, filesystem, successor) if features.no_opendir else None
+    on_listed = None
+    if features.no_opendir:
+        on_listed = _noting(sender, filesystem, successor=taken_over.successor)
     answers = Answers(filesystem, backing, xattrs=config.xattrs, on_listed=on_listed)
-    session = Session(device, answers, sender)
-    if successor and features.resend:
-        session.resend()
-    link.say(Message.READY)
-    session.run(lambda: link.say(Message.SERVING))
+    session = Session(device, answers, sender, taken_over)
+    session.run(lambda: link.say(Message.READY), lambda: link.say(Message.SERVING))
+    if link.alone:
+        forget(config.mountpoint)
     release_kept()
 
 
-def _noting(sender: Sender, filesystem: FileSystem, successor: bool) -> Callable[[int], None]:
+def _await_end(parent: int, link: Supervised) -> None:
+    """Notice at once that the supervisor has ended, though nothing is to be told to it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    _has_ended(parent, None)
+    link.lose()
+
+
+def _has_ended(parent: int, seconds: float | None = 0.0) -> bool:
+    """Whether a process ends within so many seconds."""
+    return bool(select.select([parent], [], [], seconds)[0])
+
+
+def _noting(sender: Sender, filesystem: FileSystem, *, successor: bool) -> Callable[[int], None]:
     """What has the kernel's listing of a directory that grows dropped; a predecessor's are now."""
     listings = Listings(sender.drop_kept)
     listings.begin()
@@ -96,16 +110,16 @@ def _noting(sender: Sender, filesystem: FileSystem, successor: bool) -> Callable
     return listings.note
 
 
-def _on_sigterm(link: Supervised, config: Config) -> None:
+def _on_sigterm(link: Supervised, parent: int, config: Config) -> None:
     """Die, as a server may; but the last process of a mount takes the mount off."""
-    if not link.alone:
+    if not link.alone and not _has_ended(parent):
         os._exit(128 + signal.SIGTERM)
     code = devices.unmount(config.mountpoint, detach=True, number=config.number)
     if code:
         log.error("can't unmount %s: %s", config.mountpoint, os.strerror(code))
 
 
-def _settle() -> None:
+def settle() -> None:
     """A terminal's signals are for the supervisor. As many files as may be can be opened: one that
     the kernel does not read itself is an open file of the server.
     """

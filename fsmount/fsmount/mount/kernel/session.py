@@ -17,23 +17,23 @@ import select
 import time
 from collections.abc import Callable
 
-from fsmount.mount.kernel.answers import SILENT, Answers, Range, Request
+from fsmount.mount.kernel.answers import Answers, Range, Request
 from fsmount.mount.kernel.crew import STALL, Crew, EndOfWork
 from fsmount.mount.kernel.protocol import (
     IN_HEADER,
     INTERRUPT_IN,
-    Notify,
+    SILENT,
     Opcode,
-    pack_notify,
 )
 from fsmount.mount.kernel.sending import Sender
+from fsmount.mount.kernel.suspects import BUFFER
+from fsmount.mount.kernel.takeover import TakeOver
 from fsmount.mount.kernel.turns import Turns
 from fsmount.vfs.faults import errno_of
 
 log = logging.getLogger("fsmount.mount")
 
 GRACE = 0.3  # seconds that an interrupted request gets
-_BUFFER = 64 << 10  # bytes; requests are small, since nobody writes
 _ENDED = (errno.ENODEV, errno.ECONNABORTED, errno.EBADF)
 _AGAIN = (errno.EINTR, errno.EAGAIN, errno.ENOENT)
 
@@ -41,28 +41,33 @@ _AGAIN = (errno.EINTR, errno.EAGAIN, errno.ENOENT)
 class Session:
     """Answers what comes from a descriptor of /dev/fuse, after INIT."""
 
-    def __init__(self, device: int, answers: Answers, sender: Sender) -> None:
+    def __init__(self, device: int, answers: Answers, sender: Sender, taken_over: TakeOver) -> None:
         self._device = device
         self._answers = answers
         self._sender = sender
         self._crew: Crew[Request] = Crew(self._take, self._do, sender.forget_thread)
         self._waiting: dict[int, Request] = {}  # those that may wait, by number
         self._turns: Turns[Request] = Turns()
+        self._taken_over = taken_over
+        self._elsewhere = set(taken_over.tried)  # those that other processes answer
         self._interrupted: dict[int, float] = {}  # and when each is answered with EINTR
         self._poll = select.poll()
         self._poll.register(device, select.POLLIN)
-        self._buffer = bytearray(_BUFFER)
+        self._buffer = bytearray(BUFFER)
         self._view = memoryview(self._buffer)
         self._on_first: Callable[[], None] | None = None
 
-    def resend(self) -> None:
-        """Have the kernel send again what a dead server has left unanswered; OSError."""
-        self._sender.raw(pack_notify(Notify.RESEND))
-
-    def run(self, answered: Callable[[], None]) -> None:
-        """Serve until unmounted; `answered` is called when the first request was answered."""
+    def run(self, started: Callable[[], None], answered: Callable[[], None]) -> None:
+        """Serve until unmounted; `started` is called when requests are taken, `answered` when the
+        first one was answered.
+        """
         self._on_first = answered
-        self._crew.run()
+        for message in self._taken_over.fresh:
+            self._buffer[: len(message)] = message
+            work = self._dispatch(len(message))
+            if work is not None:
+                self._crew.add(work)
+        self._crew.run(started)
 
     def _take(self, waiting: bool) -> Request | None:
         """Take a request; answer it, or return it if that may wait."""
@@ -88,6 +93,9 @@ class Session:
         if opcode == Opcode.INTERRUPT:
             self._interrupt(INTERRUPT_IN.unpack_from(request.body)[0])
             return None
+        if self._taken_over.refused and self._taken_over.refuses(opcode, node):
+            self._sender.error(unique, errno.EIO)
+            return None
         if self._answers.may_wait(request):
             kept = Request(opcode, unique, node, bytes(request.body))
             self._waiting[unique] = kept
@@ -96,14 +104,7 @@ class Session:
         return None
 
     def _answer_now(self, request: Request) -> None:
-        try:
-            found = self._answers.answer(request)
-            if isinstance(found, Range):
-                self._sender.fetch(request.unique, found).send()
-            else:
-                self._sender.body(request.unique, found)
-        except BaseException as error:  # noqa: BLE001 - every failure is an errno
-            self._sender.error(request.unique, errno_of(error, _doing(request)))
+        answer(self._answers, self._sender, request)
         self._note_answer()
 
     def _do(self, request: Request) -> None:
@@ -125,7 +126,7 @@ class Session:
                 self._answers.undo(request)
         except BaseException as error:  # noqa: BLE001 - every failure is an errno
             if self._claim(request):
-                self._sender.error(request.unique, errno_of(error, _doing(request)))
+                self._sender.error(request.unique, errno_of(error, doing(request)))
         self._note_answer()
 
     def _note_answer(self) -> None:
@@ -145,7 +146,7 @@ class Session:
         return self._waiting.pop(request.unique, None) is not None
 
     def _interrupt(self, unique: int) -> None:
-        if unique in self._waiting:
+        if unique in self._waiting or unique in self._elsewhere:
             self._interrupted[unique] = time.monotonic() + GRACE
 
     def _answer_interrupted(self) -> None:
@@ -153,14 +154,28 @@ class Session:
             return
         now = time.monotonic()
         for unique, due in list(self._interrupted.items()):
-            if unique not in self._waiting:
+            elsewhere = unique in self._elsewhere
+            if unique not in self._waiting and not elsewhere:
                 del self._interrupted[unique]
             elif now >= due:
                 del self._interrupted[unique]
-                if self._waiting.pop(unique, None) is not None:
+                self._elsewhere.discard(unique)
+                if self._waiting.pop(unique, None) is not None or elsewhere:
                     self._sender.error(unique, errno.EINTR)
 
 
-def _doing(request: Request) -> str:
+def answer(answers: Answers, sender: Sender, request: Request) -> bool:
+    """Do a request and answer it, whatever it raises; whether the kernel took the answer."""
+    try:
+        found = answers.answer(request)
+        if isinstance(found, Range):
+            return sender.fetch(request.unique, found).send()
+        return sender.body(request.unique, found)
+    except BaseException as error:  # noqa: BLE001 - every failure is an errno
+        return sender.error(request.unique, errno_of(error, doing(request)))
+
+
+def doing(request: Request) -> str:
+    """What a request asks, for people."""
     name = Opcode(request.opcode).name.lower() if request.opcode in set(Opcode) else "request"
     return f"{name} of node {request.node}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fsmount.errors import FsmountError
 from fsmount.mount.kernel import server
@@ -24,10 +24,11 @@ log = logging.getLogger("fsmount.mount")
 Serving = Callable[[Features, list[str]], None]
 
 
-def supervise(config: Config, serving: Serving) -> None:
+def supervise(config: Config, serving: Serving, closed: Iterable[int] = ()) -> None:
     """Mount and keep it served until it is unmounted, or SIGTERM. FsmountError.
 
-    `serving` is called with what was agreed and notes for the user when the mount serves.
+    `serving` is called with what was agreed and notes for the user when the mount serves. `closed`
+    are descriptors that only this process is to keep.
     """
     paths = None if config.paths is None else open_list(config.paths)
     lease = Leasing(config.store, config.tables)
@@ -45,7 +46,7 @@ def supervise(config: Config, serving: Serving) -> None:
         features = supervisor.mount()
         notes += filter(None, [recording.begin(features)])
         lock.release()
-        supervisor.run(lambda: serving(features, notes))
+        supervisor.run(lambda: serving(features, notes), closed)
     finally:
         lock.release()
         recording.end()
@@ -70,7 +71,8 @@ def main(text: str, descriptor: str | None) -> int:
         tell(Answer(None, config.shown, tuple(notes), tuple(features.names()), os.getpid()))
 
     try:
-        supervise(config, serving)
+        # Who waits for the answer learns from the descriptor's end that there will be none.
+        supervise(config, serving, [] if descriptor is None else [int(descriptor)])
     except FsmountError as error:
         log.critical("%s", error)
         tell(Answer(error=str(error), supervisor_pid=os.getpid()))

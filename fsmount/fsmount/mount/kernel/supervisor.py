@@ -2,70 +2,47 @@
 
 It mounts, agrees with the kernel on the protocol, and forks servers, which inherit all that it
 knows: the mapped path list, what was agreed, and how each open node is read. It imports little and
-does little, so that it does not die. A server that dies is replaced, whatever killed it, and the
-kernel sends the successor what was left unanswered.
+does little, so that it does not die. A server that dies is replaced, whatever killed it; what it
+had taken and not answered is done by processes of their own (see `trials`).
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import mmap
 import os
 import select
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NoReturn
 
-from fsmount.errors import FsmountError, MountError
+from fsmount.errors import MountError
 from fsmount.mount.kernel import device as devices
 from fsmount.mount.kernel import link, protocol
 from fsmount.mount.kernel.backing import BackingIds, OpenNodes
+from fsmount.mount.kernel.children import Child, fork
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.device import MountOptions
-from fsmount.mount.kernel.link import Message
+from fsmount.mount.kernel.leaving import Leaving, leave
+from fsmount.mount.kernel.link import Message, Said
 from fsmount.mount.kernel.negotiate import REQUEST, Features, missed, negotiate
+from fsmount.mount.kernel.sending import Sender
 from fsmount.mount.kernel.server import Make, serve
+from fsmount.mount.kernel.suspects import Left, collect
+from fsmount.mount.kernel.takeover import TakeOver
+from fsmount.mount.kernel.trial import try_suspects
+from fsmount.mount.kernel.trials import Trials
 
 log = logging.getLogger("fsmount.mount")
 
-GIVE_UP = 8  # servers in a row that died before they had answered a request
-_BACK_OFF = 0.05  # seconds after the second of them, then twice as much each
+GIVE_UP = 3  # servers in a row that died before the mount has ever served
+_BACK_OFF = 0.05  # seconds after the second that died of nothing, then twice as much each
 _LONGEST_BACK_OFF = 2.0
 _IDLE_SECONDS = 10.0
 _INIT_SECONDS = 20.0
-_UNMOUNT_SECONDS = 5.0
-
-
-@dataclass(slots=True)
-class _Server:
-    pid: int
-    pidfd: int
-    socket: socket.socket
-    born: float  # by the monotonic clock
-    alone: mmap.mmap  # one byte that it shares: 1 when it has given up its supervisor
-    listening: bool = True
-    answered: bool = False
-
-
-@dataclass(slots=True)
-class _Leaving:
-    """An attempt to unmount."""
-
-    pid: int
-    pidfd: int
-    detach: bool
-    deadline: float
-
-    def reap(self) -> int:
-        """Wait for it; 0 or an errno."""
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.pidfd)
-        return os.waitstatus_to_exitcode(status)
 
 
 class Supervisor:
@@ -89,15 +66,22 @@ class Supervisor:
         self._on_server = on_server
         self._next_tick = time.monotonic() + tick
         self._signals = 0
-        self._fruitless = 0
+        self._fruitless = 0  # servers in a row that died of nothing that was asked
+        self._next_start = 0.0  # of a server, by the monotonic clock
         self._device = -1
+        self._me = os.pidfd_open(os.getpid())  # from which its servers see that it has ended
         self._features: Features | None = None
         self._nodes: OpenNodes | None = None
-        self._server: _Server | None = None
+        self._server: Child | None = None
+        self._trials: Trials | None = None
+        self._fresh: list[bytes] = []  # requests for the next server
+        self._closed: list[int] = []  # descriptors that no child keeps
+        self._served = False
         self._started: Callable[[], None] | None = None
-        self._leaving: _Leaving | None = None
+        self._leaving: Leaving | None = None
         self._left = False  # the mount is off its mountpoint
         self._ending = False
+        self._over = False
 
     def mount(self) -> Features:
         """Mount and agree on the protocol; MountError."""
@@ -108,7 +92,7 @@ class Supervisor:
         try:
             self._features = self._agree()
         except BaseException:
-            self._unmount(detach=True).reap()
+            self._leave(detach=True).reap()
             os.close(self._device)
             raise
         ids = BackingIds(self._device)
@@ -121,20 +105,27 @@ class Supervisor:
                 log.info("%s: reads ahead 128 KiB only: %s", config.mountpoint, reason)
         return self._features
 
-    def run(self, started: Callable[[], None]) -> None:
-        """Serve until unmounted. `started` is called once, when a server takes requests.
+    def run(self, started: Callable[[], None], closed: Iterable[int] = ()) -> None:
+        """Serve until unmounted. `started` is called once, when a server takes requests; `closed`
+        are descriptors that only this process is to keep.
 
-        Raises MountError when it gives up, or when what is to be served can't be; then the mount
-        is gone as well.
+        Raises MountError when no server begins, or when what is to be served can't be; then the
+        mount is gone as well.
         """
         self._started = started
+        self._closed = list(closed)
+        self._trials = Trials(
+            self._config.mountpoint, Sender(self._device), self._fork_trial, self._hear, self._reap
+        )
         wakeup_reader, wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wakeup_writer)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        self._start(successor=False)
-        while self._server is not None:
+        while not self._over:
+            if self._server is None and time.monotonic() >= self._next_start:
+                self._start()
             self._watch(wakeup_reader)
+        self._end_trials()
         os.close(self._device)
         if self._leaving is not None:
             self._leaving.reap()
@@ -160,166 +151,213 @@ class Supervisor:
 
     # Servers.
 
-    def _start(self, *, successor: bool) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        alone = mmap.mmap(-1, 1)
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            self._be_server(theirs, alone, successor=successor)
-        theirs.close()
-        self._server = _Server(pid, os.pidfd_open(pid), ours, time.monotonic(), alone)
-        log.info("%s: served by process %d", self._config.mountpoint, pid)
-        self._on_server(pid)
-
-    def _be_server(
-        self, to_supervisor: socket.socket, alone: mmap.mmap, *, successor: bool
-    ) -> None:
-        code = 1
+    def _start(self) -> None:
+        """Start a server; where that can't be, later."""
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            assert self._features is not None  # noqa: S101 - mounted before
-            assert self._nodes is not None  # noqa: S101
-            serve(
-                self._device,
-                to_supervisor,
-                self._nodes,
-                self._features,
-                config=self._config,
-                make=self._make,
-                successor=successor,
-                on_alone=lambda: alone.__setitem__(0, 1),
-            )
-            code = 0
-        except FsmountError as error:
-            log.error("%s: %s", self._config.mountpoint, error)
-        except BaseException:
-            log.exception("%s: the server failed", self._config.mountpoint)
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+            server = fork(self._config.mountpoint, self._serve, self._children_close())
+        except OSError as error:
+            log.error("%s: can't start a server: %s", self._config.mountpoint, error)
+            self._note_fruitless(f"can't be started: {error}")
+            return
+        self._server, self._served, self._fresh = server, True, []
+        log.info("%s: served by process %d", self._config.mountpoint, server.pid)
+        self._on_server(server.pid)
+
+    def _serve(self, supervisor: socket.socket, on_alone: Callable[[], None]) -> None:
+        assert self._trials is not None  # noqa: S101 - made before
+        taken_over = TakeOver(
+            self._served, tuple(self._fresh), self._trials.tried, self._trials.refused
+        )
+        serve(
+            self._device,
+            supervisor,
+            self._open_nodes,
+            self._agreed,
+            config=self._config,
+            make=self._make,
+            taken_over=taken_over,
+            parent=self._me,
+            on_alone=on_alone,
+        )
+
+    def _fork_trial(self) -> Child:
+        return fork(self._config.mountpoint, self._try, self._children_close())
+
+    def _try(self, supervisor: socket.socket, on_alone: Callable[[], None]) -> None:
+        try_suspects(
+            self._device,
+            supervisor,
+            self._open_nodes,
+            self._agreed,
+            config=self._config,
+            make=self._make,
+            on_alone=on_alone,
+        )
+
+    @property
+    def _open_nodes(self) -> OpenNodes:
+        assert self._nodes is not None  # noqa: S101 - mounted before
+        return self._nodes
+
+    @property
+    def _agreed(self) -> Features:
+        assert self._features is not None  # noqa: S101 - mounted before
+        return self._features
+
+    def _children(self) -> list[Child]:
+        servers = [] if self._server is None else [self._server]
+        return servers if self._trials is None else [*servers, *self._trials.children]
+
+    def _children_close(self) -> list[int]:
+        return [*self._closed, *(child.socket.fileno() for child in self._children())]
 
     def _watch(self, wakeup: int) -> None:
         """Wait for something to happen and see to it."""
-        server = self._server
-        assert server is not None  # noqa: S101
+        assert self._trials is not None  # noqa: S101
         poll = select.poll()
-        talk = server.socket.fileno()
-        watched = [server.pidfd, wakeup, *([talk] if server.listening else [])]
-        for fd in (*watched, *([] if self._leaving is None else [self._leaving.pidfd])):
+        poll.register(wakeup, select.POLLIN)
+        for fd in [fd for child in self._children() for fd in child.descriptors]:
             poll.register(fd, select.POLLIN)
-        found = dict(poll.poll(self._tick * 1000 if self._leaving is None else 1000))
+        if self._leaving is not None:
+            poll.register(self._leaving.pidfd, select.POLLIN)
+        found = {fd for fd, _ in poll.poll(self._patience() * 1000)}
         if wakeup in found:
             os.read(wakeup, 4096)
-        if talk in found:
-            self._listen(server)
-        if server.pidfd in found:
+        server = self._server
+        if server is not None and server.listening and server.socket.fileno() in found:
+            self._hear(server)
+        if server is not None and server.pidfd in found:
             self._bury(server)
         elif self._leaving is not None:
-            self._see_off(self._leaving, server)
-        if self._signals and self._server is not None:
-            self._end(self._server)
+            self._see_off(self._leaving)
+        self._trials.see(found)
+        if self._signals and not self._over:
+            self._end()
+        if self._server is None and not self._over:
+            self._over = self._disconnected()
         if time.monotonic() >= self._next_tick:
             self._next_tick = time.monotonic() + self._tick
             self._on_tick()
 
-    def _listen(self, server: _Server) -> None:
-        assert self._nodes is not None  # noqa: S101
-        said = link.serve_one(server.socket, self._nodes)
+    def _patience(self) -> float:
+        """Seconds that nothing needs to be done for."""
+        assert self._trials is not None  # noqa: S101
+        times = [self._tick]
+        if self._leaving is not None:
+            times.append(1.0)
+        if self._trials.patience is not None:
+            times.append(self._trials.patience)
+        if self._server is None:
+            times.append(max(0.0, self._next_start - time.monotonic()))
+        return min(times)
+
+    def _hear(self, child: Child) -> Said | None:
+        """Take a message of a child and do what it says."""
+        said = link.serve_one(child.socket, self._open_nodes)
         if said is None:
-            server.listening = False
+            child.listening = False
         elif said.what is Message.SERVING:
-            server.answered = True
+            child.answered = True
         elif said.what is Message.READY and self._started is not None:
             self._started()
             self._started = None
+            self._closed = []
         elif said.what is Message.FAILED and self._started is not None:
             self._give_up(said.text)
+        return said
 
-    def _bury(self, server: _Server) -> None:
+    def _reap(self, child: Child) -> str:
+        """How a child ended, all of whose messages were heard."""
+        how = child.reap()
+        if child.alone[0]:  # it did not tell what it opened
+            self._open_nodes.forget()
+        child.alone.close()
+        return how
+
+    def _bury(self, server: Child) -> None:
         while server.listening and select.select([server.socket], [], [], 0)[0]:
-            self._listen(server)  # what it said last counts
-        _, status = os.waitpid(server.pid, 0)
-        os.close(server.pidfd)
-        server.socket.close()
-        if server.alone[0] and self._nodes is not None:  # it did not tell what it opened
-            self._nodes.forget()
-        server.alone.close()
+            self._hear(server)  # what it said last counts
+        how = self._reap(server)
         self._server = None
         if self._ending or self._disconnected():
+            self._over = True
             return
-        how = _how(status)
-        idle = time.monotonic() - server.born > _IDLE_SECONDS  # nobody asked it anything
-        self._fruitless = 0 if server.answered or idle else self._fruitless + 1
+        left = collect(self._device) if self._agreed.resend else Left()
+        self._fresh += left.fresh
         log.warning("%s: server %d %s; replacing it", self._config.mountpoint, server.pid, how)
-        if self._fruitless >= GIVE_UP:
+        assert self._trials is not None  # noqa: S101
+        self._trials.add(left.suspects)
+        idle = time.monotonic() - server.born > _IDLE_SECONDS  # nobody asked it anything
+        if server.answered or idle or left.suspects:
+            self._fruitless = 0
+        else:
+            self._note_fruitless(how)
+
+    def _note_fruitless(self, how: str) -> None:
+        """A server has ended before it did anything. Once it has served, a mount is never given up:
+        what kills servers may end, and whoever reads waits.
+        """
+        self._fruitless += 1
+        if self._started is not None and self._fruitless >= GIVE_UP:
             self._give_up(
-                f"{self._config.mountpoint}: {GIVE_UP} servers in a row died before they had "
-                f"answered a request (the last one {how}); given up, and the mount is taken off"
+                f"{self._config.mountpoint}: {GIVE_UP} servers in a row ended before they served "
+                f"(the last one {how}); the mount is taken off"
             )
         if self._fruitless > 1:
-            time.sleep(min(_LONGEST_BACK_OFF, _BACK_OFF * 2 ** (self._fruitless - 2)))
-        self._start(successor=True)
+            wait = min(_LONGEST_BACK_OFF, _BACK_OFF * 2 ** min(self._fruitless - 2, 10))
+            self._next_start = time.monotonic() + wait
 
     def _give_up(self, reason: str) -> NoReturn:
-        self._unmount(detach=True).reap()
+        self._leave(detach=True).reap()
+        self._end_trials()
         os.close(self._device)
         raise MountError(reason)
 
     # The end.
 
-    def _end(self, server: _Server) -> None:
+    def _end(self) -> None:
         """Somebody wants an end. Who uses the mount may go on until a second wish."""
         wishes, self._signals = self._signals, 0
         passed = devices.passed_descriptor(self._config.mountpoint) is not None
         if passed or wishes > 1 or self._left or self._leaving is not None:
-            self._abort(server)
+            self._abort()
         else:
-            self._leaving = self._unmount(detach=False)
+            self._leaving = self._leave(detach=False)
 
-    def _see_off(self, leaving: _Leaving, server: _Server) -> None:
+    def _see_off(self, leaving: Leaving) -> None:
         """The attempt to unmount has ended, or takes too long."""
         if not select.select([leaving.pidfd], [], [], 0)[0]:
             if time.monotonic() > leaving.deadline:
                 log.error("%s: the kernel does not unmount it", self._config.mountpoint)
-                self._abort(server)
+                self._abort()
             return
         code = leaving.reap()
         if code == errno.EBUSY and not leaving.detach:
             log.warning("%s is in use: detached, served until it is not", self._config.mountpoint)
-            self._leaving = self._unmount(detach=True)
+            self._leaving = self._leave(detach=True)
         elif code:
             log.error("can't unmount %s: %s", self._config.mountpoint, os.strerror(code))
             self._leaving = None
         else:
             self._leaving, self._left = None, True
 
-    def _abort(self, server: _Server) -> None:
+    def _abort(self) -> None:
         """End it whoever uses it: with the last descriptor the kernel ends the connection."""
         log.error("%s: the connection is ended", self._config.mountpoint)
         self._ending = True
-        os.kill(server.pid, signal.SIGKILL)
+        if self._server is None:
+            self._over = True
+        else:
+            os.kill(self._server.pid, signal.SIGKILL)
 
-    def _unmount(self, *, detach: bool) -> _Leaving:
-        """Unmount in a process of its own, since the kernel may take any time."""
-        pid = os.fork()
-        if pid == 0:
-            code = errno.EIO
-            try:
-                os.close(self._device)  # or the connection could not be ended while this waits
-                config = self._config
-                code = devices.unmount(config.mountpoint, detach=detach, number=config.number)
-            finally:
-                os._exit(code)
-        return _Leaving(pid, os.pidfd_open(pid), detach, time.monotonic() + _UNMOUNT_SECONDS)
+    def _end_trials(self) -> None:
+        for child in self._children():
+            os.kill(child.pid, signal.SIGKILL)
+
+    def _leave(self, *, detach: bool) -> Leaving:
+        return leave(self._config, self._device, detach=detach)
 
     def _disconnected(self) -> bool:
         poll = select.poll()
         poll.register(self._device, 0)
         return any(events & select.POLLERR for _, events in poll.poll(0))
-
-
-def _how(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
