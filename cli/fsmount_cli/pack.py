@@ -123,7 +123,7 @@ class _Bar(Observer):
     "--shard-size",
     metavar="SIZE",
     callback=_size,
-    help="Raw bytes of samples at which a shard is cut.  [default: as the base, else 4GiB]",
+    help="Most raw bytes of samples in a shard.  [default: as the base, else 256MiB]",
 )
 @click.option(
     "--order-seed",

@@ -228,7 +228,7 @@ class Recipe:
 
     codec: str = "safetensors.zst"
     level: int = 3  # of zstd
-    shard_bytes: int = 4 << 30  # raw bytes of samples at which a shard is cut
+    shard_bytes: int = 256 << 20  # raw bytes that a shard of more than one sample has at most
     order_seed: int = 0
     format: int = FORMAT
 

@@ -265,7 +265,7 @@ def test_help_states_every_default(run: Run) -> None:
         "[default: its real path]",
         "[default: (one a core); x>=1]",
         "[default: as the base, else 3]",
-        "[default: as the base, else 4GiB]",
+        "[default: as the base, else 256MiB]",
         "[default: as the base, else 0]",
     ):
         assert default in text, default

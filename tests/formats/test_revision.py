@@ -88,7 +88,7 @@ def test_the_content_revision_depends_on_ids_and_revisions_alone() -> None:
 
 def test_vectors() -> None:
     """Fixed for ever: a store's partitions are compared by these."""
-    data = revision.data_revision(Recipe(), SAMPLES)
+    data = revision.data_revision(Recipe(shard_bytes=4 << 30), SAMPLES)
     metadata = revision.metadata_revision(data, METADATA)
     assert data == "f1b42549f9346910531710ea3e30f5393ede0f6101d4554d53243858688f72b0"
     assert metadata == "5bb82b5337c6e1aa956e6d30beae89b0a848627f495bcdc60801cdb49929b7af"
@@ -112,7 +112,7 @@ def test_the_bytes_are_as_specified() -> None:
     ]
     content = b"fsmount data revision 1\n" + recipe.encode() + b"\n" + b"".join(framed)
     data = Digest(hashlib.sha256(content).hexdigest())
-    assert revision.data_revision(Recipe(), SAMPLES) == data
+    assert revision.data_revision(Recipe(shard_bytes=4 << 30), SAMPLES) == data
     hashes = [hashlib.sha256(each).digest() for each in (METADATA[1][1], METADATA[0][1])]
     content = f"fsmount metadata revision 1\n{data}\n".encode() + b"".join(hashes)
     metadata = hashlib.sha256(content).hexdigest()

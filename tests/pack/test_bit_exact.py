@@ -26,7 +26,8 @@ from npz_tree import (
 
 from fsmount.errors import IntegrityError
 from fsmount.formats import manifest, sample
-from fsmount.formats.shard import key_of
+from fsmount.formats.cuts import cut
+from fsmount.formats.shard import key_of, member_hash
 from fsmount.pack import shards
 from fsmount.pack.npz import read_npz
 from fsmount.store import Store
@@ -138,9 +139,10 @@ def test_shards_are_cut_by_raw_bytes(tmp_path: Path) -> None:
     assert len(read_version(tmp_path / "store", "v1")) == part.samples == 10
     rows = manifest.decode(Store.open(str(tmp_path / "store")).objects.read(part.manifest)).rows()
     sizes = [[row.raw_size for row in rows if row.shard == n] for n in range(len(part.shards))]
-    for sizes_here, (first, *_) in zip(sizes, [*sizes[1:], [raw * 4]], strict=True):
-        assert sum(sizes_here) <= 3 * raw or len(sizes_here) == 1
-        assert sum(sizes_here) + first > 3 * raw
+    assert all(sum(sizes_here) <= 3 * raw or len(sizes_here) == 1 for sizes_here in sizes)
+    assert list(map(len, sizes)) == cut(
+        [(member_hash(r.key, 0), r.raw_size) for r in rows], 3 * raw
+    )
 
 
 @pytest.mark.parametrize("how", ["payload", "member", "foreign", "extra"])

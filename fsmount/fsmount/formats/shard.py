@@ -60,9 +60,14 @@ def padding(size: int) -> bytes:
     return bytes(-size % BLOCK)
 
 
+def member_hash(key: str, seed: int) -> int:
+    """What decides a member's place and where shards are cut: XXH3-64 of the key with `seed`."""
+    return xxhash.xxh3_64_intdigest(key.encode(), seed=seed)
+
+
 def member_order(keys: Iterable[str], seed: int) -> list[str]:
-    """A partition's members in order: by XXH3-64 of the key with the recipe's seed, then by key."""
-    return sorted(keys, key=lambda key: (xxhash.xxh3_64_intdigest(key.encode(), seed=seed), key))
+    """A partition's members in order: by hash with the recipe's seed, then by key."""
+    return sorted(keys, key=lambda key: (member_hash(key, seed), key))
 
 
 def _percent(match: re.Match[str]) -> str:

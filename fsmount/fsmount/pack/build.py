@@ -1,14 +1,15 @@
 """Building one partition: what a worker does. Reads a source, writes objects, returns a row.
 
 The least that gives the right result: a partition of which only sidecars changed keeps its shards,
-a sample whose files are as remembered is copied from its old shard and not read again.
+a shard that has just the samples it had is the old one, a sample whose files are as remembered is
+copied from its old shard and not read again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -16,14 +17,21 @@ from typing import Any
 import zstandard
 from numpy.typing import NDArray
 
-from fsmount.errors import FormatError, IntegrityError, ObjectMissingError, SidecarError
+from fsmount.errors import (
+    FormatError,
+    IntegrityError,
+    ObjectMissingError,
+    SidecarError,
+    SourceChangedError,
+)
 from fsmount.formats import manifest, revision, sample
 from fsmount.formats.fields import parse_sidecar
 from fsmount.formats.manifest import ManifestMeta, Row, Text
 from fsmount.formats.shard import member_order
 from fsmount.model import Partition, Recipe, ShardRef
+from fsmount.pack.earlier import Earlier, earlier_samples
 from fsmount.pack.memory import Memory
-from fsmount.pack.shards import Encoded, ShardSet, verify_payload
+from fsmount.pack.shards import Encoded, ShardSet, Stored, verify_payload
 from fsmount.pack.source import NpzTree, SourceSample, fingerprint
 from fsmount.store import Objects, durable
 from fsmount.store.inside import StorePath
@@ -86,13 +94,11 @@ def build_partition(task: Task, context: Context, advance: Advance) -> Built:
 
 @dataclass(frozen=True, slots=True)
 class _Old:
-    """The previous state of a partition: its rows, and the files that are as they were then."""
+    """The previous state of a partition, its samples in shard order."""
 
     partition: Partition
     meta: ManifestMeta
-    rows: dict[str, Row]  # in shard order
-    same_file: frozenset[str]
-    same_sidecar: frozenset[str]
+    samples: dict[str, Earlier]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ class _Builder:
         old = self._load_old()
         texts = None if old is None else self._texts_if_same_data(old)
         if old is None or texts is None:
-            partition, outcome = self._rebuild(old), Outcome.BUILT
+            partition, outcome = self._rebuild({} if old is None else old.samples), Outcome.BUILT
         else:
             partition, outcome = self._refresh(old, texts)
         self._context.memory.save(partition, self._task.samples)
@@ -134,42 +140,37 @@ class _Builder:
             found.meta.check_belongs(previous)
         except (ObjectMissingError, FormatError):
             return None  # damaged since: built anew from the source
-        rows = {row.key: row for row in found.rows()}
-        now = () if self._context.force else self._task.samples
-        then = self._context.memory.samples(previous)
-        known = [(s, then[s.key]) for s in now if s.key in then and s.key in rows]
-        return _Old(
-            previous,
-            found.meta,
-            rows,
-            frozenset(s.key for s, before in known if s.file == before.file),
-            frozenset(s.key for s, before in known if s.sidecar == before.sidecar),
-        )
+        files = {} if self._context.force else self._context.memory.samples(previous)
+        return _Old(previous, found.meta, earlier_samples(found, files))
 
     def _texts_if_same_data(self, old: _Old) -> dict[str, tuple[Text, ...]] | None:
         """Each sample's text arrays if all samples have the tensors they had, else None."""
-        if old.rows.keys() != {s.key for s in self._task.samples}:
+        if old.samples.keys() != {s.key for s in self._task.samples}:
             return None
         if not all(map(self._objects.has, old.partition.objects())):
             return None
-        pairs = [(row.key, row.sha256) for row in old.rows.values()]
+        pairs = [(key, earlier.row.sha256) for key, earlier in old.samples.items()]
         if old.partition.data_revision != revision.data_revision(self._context.recipe, pairs):
             return None
         for item in self._task.samples:
-            if item.key not in old.same_file:
+            earlier = old.samples[item.key]
+            if not earlier.has_file_of(item):
                 fresh = self._encode(item)
-                if fresh.sha256 != old.rows[item.key].sha256:
+                if fresh.sha256 != earlier.row.sha256:
                     self._held[item.key] = fresh
                     return None
                 self._equal[item.key] = fresh.texts
                 self._advance(1, item.file.size)
-        return {key: self._equal.get(key, row.texts) for key, row in old.rows.items()}
+        return {key: self._equal.get(key, old.samples[key].row.texts) for key in old.samples}
 
     def _refresh(self, old: _Old, texts: dict[str, tuple[Text, ...]]) -> tuple[Partition, Outcome]:
-        sidecars = {s.key: self._sidecar(s, old, texts[s.key]) for s in self._task.samples}
+        sidecars = {
+            item.key: self._sidecar(item, old.samples[item.key], texts[item.key])
+            for item in self._task.samples
+        }
         rows = [
-            replace(row, texts=texts[row.key], sidecar=sidecars[row.key])
-            for row in old.rows.values()
+            replace(earlier.row, texts=texts[key], sidecar=sidecars[key])
+            for key, earlier in old.samples.items()
         ]
         partition = self._partition(rows, old.partition.shards, old.meta.schemas, old)
         for item in self._task.samples:
@@ -177,41 +178,66 @@ class _Builder:
         same = partition.metadata_revision == old.partition.metadata_revision
         return partition, Outcome.UNCHANGED if same else Outcome.REFRESHED
 
-    def _rebuild(self, old: _Old | None) -> Partition:
-        context, samples = self._context, {s.key: s for s in self._task.samples}
-        with ShardSet(self._objects, self._staging, context.recipe.shard_bytes) as shards:
-            for key in member_order(samples, context.recipe.order_seed):
-                item = samples[key]
-                shards.add(self._copy(item, old) or self._read_sample(item, old))
-                self._done(item)
+    def _rebuild(self, known: Mapping[str, Earlier]) -> Partition:
+        recipe, samples = self._context.recipe, {s.key: s for s in self._task.samples}
+
+        def fetch(stored: Stored) -> bytes:
+            return self._fetch(stored, samples[stored.row.key])
+
+        with ShardSet(self._objects, self._staging, recipe, fetch, lambda _: None) as shards:
+            for key in member_order(samples, recipe.order_seed):
+                shards.add(self._sample(samples[key], known.get(key)))
+                self._done(samples[key])
             rows, refs, schemas = shards.finish()
         return self._partition(rows, refs, schemas, None)
 
-    def _copy(self, item: SourceSample, old: _Old | None) -> Encoded | None:
-        """The sample from its old shard, if its file is as it was and its bytes would be equal."""
-        if old is None or old.meta.compressor != COMPRESSOR:
-            return None
-        if item.key not in old.same_file and item.key not in self._equal:
-            return None
-        row = old.rows[item.key]
-        try:
-            with open(self._objects.open(old.partition.shards[row.shard]), "rb") as file:
-                payload = os.pread(file.fileno(), row.size, row.offset)
-            verify_payload(payload, row)
-        except (OSError, ObjectMissingError, FormatError):
-            return None  # damaged since: read from the source
-        header = old.meta.schemas[row.schema]
-        texts = self._equal.get(item.key, row.texts)
-        sidecar = self._sidecar(item, old, texts)
-        return Encoded(row.key, payload, header, row.raw_size, row.sha256, texts, sidecar)
+    def _sample(self, item: SourceSample, earlier: Earlier | None) -> Encoded | Stored:
+        """A sample as a shard has it already, or else as it is read from the source."""
+        usable = earlier if earlier is not None and earlier.compressor == COMPRESSOR else None
+        if usable is not None and (usable.has_file_of(item) or item.key in self._equal):
+            return self._stored(item, usable, self._equal.get(item.key, usable.row.texts))
+        fresh = self._held.pop(item.key) if item.key in self._held else self._encode(item)
+        if usable is not None and fresh.sha256 == usable.row.sha256:
+            return self._stored(item, usable, fresh.texts)
+        return self._encoded(item, earlier, fresh)
 
-    def _read_sample(self, item: SourceSample, old: _Old | None) -> Encoded:
-        fresh = self._held.pop(item.key, None) or self._encode(item)
-        member, texts = fresh.member, fresh.texts
-        payload = sample.compress(member, self._context.recipe.level)
-        header = sample.read_schema(member).header
-        sidecar = self._sidecar(item, old, texts)
-        return Encoded(item.key, payload, header, len(member), fresh.sha256, texts, sidecar)
+    def _stored(self, item: SourceSample, earlier: Earlier, texts: tuple[Text, ...]) -> Stored:
+        sidecar = self._sidecar(item, earlier, texts)
+        row = replace(earlier.row, texts=texts, sidecar=sidecar)
+        return Stored(row, earlier.header, earlier.shard)
+
+    def _encoded(self, item: SourceSample, earlier: Earlier | None, fresh: _Fresh) -> Encoded:
+        row = Row(
+            key=item.key,
+            shard=0,
+            index=0,
+            offset=0,
+            size=0,
+            raw_size=len(fresh.member),
+            checksum=0,
+            sha256=fresh.sha256,
+            schema=0,
+            texts=fresh.texts,
+            sidecar=self._sidecar(item, earlier, fresh.texts),
+        )
+        payload = sample.compress(fresh.member, self._context.recipe.level)
+        return Encoded(row, sample.read_schema(fresh.member).header, payload)
+
+    def _fetch(self, stored: Stored, item: SourceSample) -> bytes:
+        """A sample's payload from its shard, or from the source if that is damaged since."""
+        try:
+            with open(self._objects.open(stored.shard), "rb") as file:
+                payload = os.pread(file.fileno(), stored.row.size, stored.row.offset)
+            verify_payload(payload, stored.row)
+        except (OSError, ObjectMissingError, FormatError):
+            fresh = self._encode(item)
+            if fresh.sha256 != stored.row.sha256:
+                raise SourceChangedError(
+                    f"{self._context.tree.path(item.key)}: changed since it was packed, though its "
+                    "size and times did not; --force reads every file"
+                ) from None
+            return sample.compress(fresh.member, self._context.recipe.level)
+        return payload
 
     def _encode(self, item: SourceSample) -> _Fresh:
         """A sample's member, which is seen to decode to the source's arrays."""
@@ -226,10 +252,10 @@ class _Builder:
             self._advance(1, item.file.size)
 
     def _sidecar(
-        self, item: SourceSample, old: _Old | None, texts: tuple[Text, ...]
+        self, item: SourceSample, earlier: Earlier | None, texts: tuple[Text, ...]
     ) -> bytes | None:
-        if old is not None and item.key in old.same_sidecar:
-            sidecar = old.rows[item.key].sidecar
+        if earlier is not None and earlier.has_sidecar_of(item):
+            sidecar = earlier.row.sidecar
         else:
             sidecar = self._context.tree.read_sidecar(item)
         try:

@@ -46,7 +46,7 @@ class PackOptions:
     base: Ref | None = _LATEST  # None: no base; latest of an empty store: no base either
     rule: Rule | None = None
     level: int | None = None  # of zstd
-    shard_bytes: int | None = None  # raw bytes at which a shard is cut
+    shard_bytes: int | None = None  # raw bytes of a shard at most
     order_seed: int | None = None
     source_namespace: str | None = None  # None: the source's real path
     replace_all: bool = False  # the version is this source alone, whatever the base has

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fsmount.store.leases import Lease, LeaseRecord
-    from fsmount.store.objects import Objects, ObjectWriter
+    from fsmount.store.objects import Mark, Objects, ObjectWriter
     from fsmount.store.store import Store
 
-__all__ = ["Lease", "LeaseRecord", "ObjectWriter", "Objects", "Store"]
+__all__ = ["Lease", "LeaseRecord", "Mark", "ObjectWriter", "Objects", "Store"]
 
 _HOMES = {
     "Lease": "leases",
     "LeaseRecord": "leases",
+    "Mark": "objects",
     "ObjectWriter": "objects",
     "Objects": "objects",
     "Store": "store",

@@ -209,6 +209,14 @@ def _means_damage(error: FormatError | StoreError) -> bool:
     return not isinstance(reason, OSError) or reason.errno == errno.EIO
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point in an object that is being written."""
+
+    size: int  # bytes before it
+    hash: hashlib._Hash  # of these
+
+
 class ObjectWriter:
     """Writes one object; a context manager. Leaving it without `commit` leaves nothing behind.
 
@@ -238,6 +246,24 @@ class ObjectWriter:
     def tell(self) -> int:
         """The number of bytes written so far."""
         return self._size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The `size` bytes at `offset` of what was written."""
+        self.flush()
+        with durable.changing(self.path):
+            return os.pread(self._fd, size, offset)
+
+    def mark(self) -> Mark:
+        """What has been written so far, for `rewind`."""
+        return Mark(self._size, self._hash.copy())
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget what was written since `mark`."""
+        self.flush()
+        with durable.changing(self.path):
+            os.ftruncate(self._fd, mark.size)
+            os.lseek(self._fd, mark.size, os.SEEK_SET)
+        self._size, self._hash = mark.size, mark.hash.copy()
 
     def flush(self) -> None:
         """Hand all bytes to the file, so that whoever opens `path` sees them."""
