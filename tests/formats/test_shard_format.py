@@ -21,8 +21,14 @@ from fsmount.model import check_key
 
 KEYS = [
     *("a/b", "-rf", "a b/c d", "a.b/c.d.e", "100%", "%41", "日本/é", "new\nline/x", "\x7f", "..."),
-    *("x" * 240, "日" * 80, "d" * 200 + "/" + "e" * 200, "__a__/b", "__a__", "a/__b__/c", "__/c"),
+    *("x" * 239, "日" * 79, "d" * 200 + "/" + "e" * 200, "__a__/b", "__a__", "a/__b__/c", "__/c"),
     *("%5F_a__/b", "a\\b", "a/ ", "UPPER/Case", ".hidden", "a/.npz"),
+]
+LONG = [
+    *("x" * 240, "x" * 239 + "y", "." * 80, "a" * 61 + "." * 60, "日" * 80, "a" + "日" * 84),
+    *("d" * 255 + "/x", "\n" * 255 + "/x", "__" + "m" * 251 + "__/x", "." * 255 + "/" + "." * 255),
+    *("x" * 204 + "%" * 20, "x" * 203 + "%" * 20, "x" * 202 + "%" * 20, "x" * 204 + "é" * 20),
+    *("y.safetensors.zst" * 15 + "/x", "%~" * 100),
 ]
 
 
@@ -40,7 +46,11 @@ def tar_of(names: list[str]) -> bytes:
 @given(keys())
 def test_a_member_names_one_key(key: str) -> None:
     name = shard.member_name(key)
-    assert shard.key_of(name) == key
+    if "%~" in name:
+        with pytest.raises(FormatError):
+            shard.key_of(name)
+    else:
+        assert shard.key_of(name) == key
     assert name.count("/") == key.count("/")
     base = name.rpartition("/")[2]
     assert base.index(".") == len(base) - len(".safetensors.zst")
@@ -88,7 +98,7 @@ def test_tarfile_and_webdataset_read_what_was_written(names: list[str]) -> None:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         found = [(m.name, tar.extractfile(m).read()) for m in tar]  # type: ignore[union-attr]
         assert all((m.mtime, m.mode, m.uid, m.gid, m.uname) == (0, 0o444, 0, 0, "") for m in tar)
-    assert [shard.key_of(name).encode() for name, _ in found] == [key.encode() for key in names]
+    assert [name for name, _ in found] == list(map(shard.member_name, names))
     assert [content for _, content in found] == [key.encode() for key in names]
     check_webdataset(names, data)
 
@@ -99,8 +109,10 @@ def check_webdataset(names: list[str], data: bytes) -> None:
     groups = webdataset.tariterators.group_by_keys(
         webdataset.tariterators.tar_file_expander(iter(streams))
     )
-    seen = {unquote(group["__key__"]): group["safetensors.zst"] for group in groups}
-    assert seen == {key: key.encode() for key in names}
+    seen = {group["__key__"]: group["safetensors.zst"] for group in groups}
+    members = {key: shard.member_name(key).removesuffix(".safetensors.zst") for key in names}
+    assert seen == {member: key.encode() for key, member in members.items()}
+    assert all(unquote(member) == key for key, member in members.items() if "%~" not in member)
 
 
 def test_odd_keys_in_plain_tar_and_webdataset(tmp_path: Path) -> None:
@@ -123,11 +135,37 @@ def test_odd_keys_in_plain_tar_and_webdataset(tmp_path: Path) -> None:
         assert subprocess.run(extract, capture_output=True, check=True).stdout == key.encode()
 
 
+def test_keys_too_long_for_a_file_in_plain_tar_and_webdataset(tmp_path: Path) -> None:
+    names = [shard.member_name(key) for key in LONG]
+    assert len(set(names)) == len(LONG)
+    data = tar_of(LONG)
+    (tmp_path / "shard.tar").write_bytes(data)
+    (tmp_path / "out").mkdir()
+    subprocess.run(["tar", "-xf", str(tmp_path / "shard.tar"), "-C", tmp_path / "out"], check=True)
+    for name, key in zip(names, LONG, strict=True):
+        assert (tmp_path / "out" / name).read_bytes() == key.encode()
+    check_webdataset(LONG, data)
+
+
+def test_a_component_is_cut_as_specified() -> None:
+    end = hashlib.sha256(b"x" * 240).hexdigest()[:32]
+    assert shard.member_name("x" * 239) == "x" * 239 + ".safetensors.zst"
+    assert shard.member_name("x" * 240) == "x" * 205 + f"%~{end}.safetensors.zst"
+    torn = "x" * 203 + "." * 20
+    end = hashlib.sha256(torn.encode()).hexdigest()[:32]
+    assert shard.member_name(torn) == "x" * 203 + f"%~{end}.safetensors.zst"
+    above = "a" * 219 + "日" * 11 + "%"
+    assert shard.member_name(f"{above}/b") == f"{above}/b.safetensors.zst".replace("%", "%25")
+    above += "%"
+    end = hashlib.sha256(above.encode()).hexdigest()[:32]
+    assert shard.member_name(f"{above}/b") == "a" * 219 + f"%~{end}/b.safetensors.zst"
+
+
 def test_bytes_are_as_specified() -> None:
     assert len(shard.member_header("a.safetensors.zst", 1)) == 512
     assert (
         hashlib.sha256(tar_of(KEYS)).hexdigest()
-        == "4aad8706557af487e1d6e09093fb5be069b63800bbe78a217309b0cba2e6bb28"
+        == "35a81018d257942e58a7ed51aab15e4860f55bb7f0aa4100f0e906edff99e384"
     )
     big = shard.member_header("a.safetensors.zst", 8 << 30)
     assert b"17 size=8589934592\n" in big or b"19 size=8589934592\n" in big

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fsmount.formats import manifest, sample
 from fsmount.formats.manifest import Row, Text
-from fsmount.formats.shard import key_of
+from fsmount.formats.shard import member_name
 from fsmount.model import Partition, Recipe, TagRef, parse_ref
 from fsmount.pack import PackOptions, PackReport, Silent, pack
 from fsmount.pack.build import Context, Task
@@ -121,7 +121,7 @@ def read_version(store: Path, ref: str) -> dict[str, Content]:
 
 
 def _is(row: Row, shard: int, name: str) -> bool:
-    return shard == row.shard and key_of(name) == row.key
+    return shard == row.shard and name == member_name(row.key)
 
 
 def _members(data: bytes) -> list[tarfile.TarInfo]:

@@ -6,6 +6,7 @@ docs/format.md, "Shard", has the bytes.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tarfile
 from collections.abc import Iterable
@@ -21,6 +22,9 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f%]")
 _META = re.compile(r"__[^/]*__/")
+COMPONENT_MAX = 255  # bytes of a file's name
+_HASH_DIGITS = 32
+_TORN = re.compile("%[0-9A-F]?$")  # an escape that was cut in the middle
 _CONTROL_OR_DOT = re.compile(r"[\x00-\x1f\x7f%.]")
 
 
@@ -29,15 +33,21 @@ def member_name(key: str) -> str:
 
     `%` and control characters anywhere, and dots in the last component, become `%XX`, since tar
     would print or WebDataset would split the name otherwise. `__this__/key` becomes
-    `%5F_this__/key`, since WebDataset would skip it. The manifest has the true key.
+    `%5F_this__/key`, since WebDataset would skip it. A component that is too long for a
+    file's name is cut and ends in a hash. The manifest has the true key.
     """
     directory, slash, last = key.rpartition("/")
-    name = _CONTROL.sub(_percent, directory) + slash + _CONTROL_OR_DOT.sub(_percent, last) + SUFFIX
-    return f"%5F{name[1:]}" if _META.match(name) else name
+    name = _CONTROL.sub(_percent, directory) + slash + _CONTROL_OR_DOT.sub(_percent, last)
+    name = f"%5F{name[1:]}" if _META.match(name) else name
+    *above, base = map(_fitting, name.split("/"), key.split("/"), _rooms(name))
+    return "/".join([*above, base + SUFFIX])
 
 
 def key_of(name: str) -> str:
-    """The key of a member; FormatError unless it is a key and `member_name` gives `name` for it."""
+    """The key of a member; FormatError unless `member_name` gives `name` for it.
+
+    A name that was cut has lost its key, so it is a FormatError as well.
+    """
     try:
         key = check_key(unquote(name.removesuffix(SUFFIX), errors="strict"))
     except (UnicodeDecodeError, InvalidNameError) as error:
@@ -68,6 +78,20 @@ def member_hash(key: str, seed: int) -> int:
 def member_order(keys: Iterable[str], seed: int) -> list[str]:
     """A partition's members in order: by hash with the recipe's seed, then by key."""
     return sorted(keys, key=lambda key: (member_hash(key, seed), key))
+
+
+def _rooms(name: str) -> list[int]:
+    """How many bytes each component of a member's name may have, without the suffix."""
+    return [COMPONENT_MAX] * name.count("/") + [COMPONENT_MAX - len(SUFFIX)]
+
+
+def _fitting(component: str, original: str, room: int) -> str:
+    """A component of a member's name in no more than `room` bytes; `original` is the key's."""
+    data = component.encode()
+    if len(data) <= room:
+        return component
+    end = f"%~{hashlib.sha256(original.encode()).hexdigest()[:_HASH_DIGITS]}"
+    return _TORN.sub("", data[: room - len(end)].decode(errors="ignore")) + end
 
 
 def _percent(match: re.Match[str]) -> str:
