@@ -15,12 +15,8 @@ from collections.abc import Sequence
 import click
 
 from fsmount.errors import FsmountError, one_line
-from fsmount_cli.bench.command import bench
-from fsmount_cli.demo.command import demo
 from fsmount_cli.fstab import from_mount8
-from fsmount_cli.mount import mount, mounts, umount
-from fsmount_cli.pack import command as pack
-from fsmount_cli.versions import show, versions
+from fsmount_cli.lazy import LazyCommand, LazyGroup
 
 _INTERRUPTED = 130
 _ENVIRONMENT = frozenset(
@@ -42,20 +38,24 @@ _ENVIRONMENT = frozenset(
 _WITHOUT_A_PATH = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC})  # of an open stream
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_COMMANDS = {
+    "bench": LazyCommand("bench.command", "bench", "Measure how fast things are on this machine."),
+    "demo": LazyCommand("demo.command", "demo", "Pack, mount and train on handwritten digits."),
+    "mount": LazyCommand("mount", "mount", "Show a version, or all, as a read-only directory."),
+    "mounts": LazyCommand("mount", "mounts", "List what is mounted, from what and since when."),
+    "pack": LazyCommand("pack", "command", "Pack a tree of samples and publish it as a version."),
+    "show": LazyCommand("versions", "show", "Show one version and its partitions."),
+    "umount": LazyCommand("mount", "umount", "Unmount, and wait until the server has ended."),
+    "versions": LazyCommand("versions", "versions", "List the versions in a store, oldest first."),
+}
+
+
+@click.group(
+    cls=LazyGroup, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="fsmount", message="%(prog)s %(version)s")
 def cli() -> None:
     """Training sets as versioned, verified, mountable directories."""
-
-
-cli.add_command(bench)
-cli.add_command(demo)
-cli.add_command(mount)
-cli.add_command(mounts)
-cli.add_command(umount)
-cli.add_command(pack)
-cli.add_command(versions)
-cli.add_command(show)
 
 
 def main() -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import click
 
-from fsmount_cli.bench.load import load
-from fsmount_cli.bench.mixing import mixing
-from fsmount_cli.bench.mount import mount
-from fsmount_cli.bench.pack import pack
+from fsmount_cli.lazy import LazyCommand, LazyGroup
+
+_COMMANDS = {
+    "load": LazyCommand("bench.load", "load", "Measure the loader against its alternatives."),
+    "mixing": LazyCommand("bench.mixing", "mixing", "Measure how well batches are mixed."),
+    "mount": LazyCommand("bench.mount", "mount", "Measure mounts against the file below."),
+    "pack": LazyCommand("bench.pack", "pack", "Measure packing, and packing again."),
+}
 
 
-@click.group()
+@click.group(cls=LazyGroup, lazy=_COMMANDS)
 def bench() -> None:
     """Measure how fast things are on this machine, and how well batches are mixed."""
-
-
-bench.add_command(load)
-bench.add_command(mixing)
-bench.add_command(mount)
-bench.add_command(pack)
