@@ -11,8 +11,11 @@ import errno
 import os
 import pwd
 import stat
+import time
+from contextlib import suppress
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_RECENT = 3600.0  # seconds
 
 
 def cache_directory(*names: str) -> str | None:
@@ -50,6 +53,21 @@ def open_private(path: str) -> int:
         os.close(fd)
         raise PermissionError(errno.EPERM, "not a file that this user alone can write", path)
     return fd
+
+
+def shrink(directory: str, most: int) -> None:
+    """Remove files of a cache, the longest unused first, until they have `most` bytes; never fails.
+
+    What was used within an hour stays: somebody may be about to open it.
+    """
+    with suppress(OSError):
+        found = [(e.stat().st_mtime, e.stat().st_size, e.path) for e in os.scandir(directory)]
+        total = sum(size for _, size, _ in found)
+        for used, size, path in sorted(found):
+            if total <= most or used > time.time() - _RECENT:
+                break
+            os.unlink(path)
+            total -= size
 
 
 def is_private(path: str) -> bool:

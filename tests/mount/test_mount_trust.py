@@ -11,13 +11,14 @@ import pytest
 from mounting import wait_for
 from serving import both_drivers
 
+from fsmount.errors import MountError
 from fsmount.formats import document as documents
 from fsmount.formats import table as tables
 from fsmount.formats.table import document_of_table
 from fsmount.model import Version
 from fsmount.mount import lifecycle, records
 from fsmount.mount.ending import umount
-from fsmount.mount.request import KERNEL, MountRequest
+from fsmount.mount.request import FUSEPY, KERNEL, MountRequest
 from fsmount.store import Store
 from fsmount.testing import tiny
 from fsmount.vfs import pathlist
@@ -117,3 +118,49 @@ def served_by(root: str) -> int:
     [found] = [one.record for one in records.mounted() if one.record.mountpoint == root]
     assert found.server_pid is not None
     return found.server_pid
+
+
+def damage(path: str) -> bytes:
+    """Change a byte in place; size and time of modification stay."""
+    before, whole = os.stat(path), Path(path).read_bytes()
+    os.chmod(path, 0o644)
+    Path(path).write_bytes(whole[:50] + bytes([whole[50] ^ 1]) + whole[51:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return whole
+
+
+def what_fails(root: str) -> list[str]:
+    """The files that can't be read, and why."""
+    failed = []
+    for path in sorted(Path(root).rglob("*")):
+        if path.is_file():
+            try:
+                path.read_bytes()
+            except OSError as error:
+                failed.append(f"{path.relative_to(root)}: {error.strerror}")
+    return failed
+
+
+@both_drivers
+def test_damage_is_an_error_of_that_file_alone(
+    store: Store, version: Version, mountpoint: str, driver: str
+) -> None:
+    """Of the table too, where a list of the version's files is kept from before."""
+    table, part = version.document.table, version.partitions[0]
+    request = MountRequest(store.path, "v1", mountpoint, driver=driver)
+    lifecycle.mount(request)
+    umount(mountpoint)
+    for shown, ref in (("partitions.parquet", table), ("manifests/p.parquet", part.manifest)):
+        whole = damage(path := store.objects.path(ref.digest))
+        if driver == FUSEPY and ref == table:
+            with pytest.raises(MountError, match=f"{ref.digest} is damaged"):
+                lifecycle.mount(request)
+        else:
+            lifecycle.mount(request)
+            try:
+                assert what_fails(mountpoint) == [f"{shown}: Input/output error"]
+                Path(path).write_bytes(whole)
+                assert what_fails(mountpoint) == []
+            finally:
+                umount(mountpoint)
+        Path(path).write_bytes(whole)

@@ -34,6 +34,7 @@ from fsmount.pack.memory import Memory
 from fsmount.pack.shards import Encoded, ShardSet, Stored, verify_payload
 from fsmount.pack.source import NpzTree, SourceSample, fingerprint
 from fsmount.store import Objects, durable
+from fsmount.store.hashed import Hashed
 from fsmount.store.inside import StorePath
 
 COMPRESSOR = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}"
@@ -161,6 +162,9 @@ class _Builder:
                     return None
                 self._equal[item.key] = fresh.texts
                 self._advance(1, item.file.size)
+        hashed = Hashed.of(self._objects.root)
+        if not all(self._objects.is_sound(shard, hashed) for shard in old.partition.shards):
+            return None  # damaged since: written anew
         return {key: self._equal.get(key, old.samples[key].row.texts) for key in old.samples}
 
     def _refresh(self, old: _Old, texts: dict[str, tuple[Text, ...]]) -> tuple[Partition, Outcome]:

@@ -28,6 +28,7 @@ from fsmount.pack import workers
 from fsmount.pack.build import Built, Context, Outcome
 from fsmount.pack.memory import Memory
 from fsmount.pack.plan import Known, Plan, check_sidecars, group, make_plan
+from fsmount.pack.proof import Proof
 from fsmount.pack.publish import publish
 from fsmount.pack.setting import Setting
 from fsmount.pack.source import Listing, NpzTree, SourceSample
@@ -125,7 +126,10 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     known = _known(target, memory, groups, base if base and setting.fits(base) else None)
     with _lease(target, base, known) as lease, target.staging(lease) as staging:
         drop = options.sync or options.replace_all
+        proof = Proof(target, lease)
+        known = replace(known, usable=proof.is_sound)
         plan = make_plan(groups, known, force=options.force, drop_vanished=drop)
+        proof.check_kept(plan.kept)
         _remember(memory, plan, known, groups)
         context = Context(tree, setting.recipe, target.objects, memory, staging, options.force)
         built = _build(plan, context, options.workers, observer, lease)

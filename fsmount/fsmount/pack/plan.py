@@ -33,7 +33,7 @@ class Known:
 
     base: Mapping[str, Partition]
     remembered: Mapping[str, Partition]
-    usable: Callable[[Partition], bool]  # all its objects are there
+    usable: Callable[[Partition], bool]  # all its objects are there and whole
 
 
 def group(samples: tuple[SourceSample, ...], rule: Rule) -> dict[str, tuple[SourceSample, ...]]:
@@ -68,8 +68,8 @@ def make_plan(
 ) -> Plan:
     """Decide for every partition of the source and of the base.
 
-    A partition is reused if the listing it was made of is the present one and its objects exist.
-    With `force` none is reused unread; with `drop_vanished` the base's others are dropped.
+    A partition is reused if the listing it was made of is the present one and its objects are
+    whole. With `force` none is reused unread; with `drop_vanished` the base's others are dropped.
     """
     reused: list[Partition] = []
     tasks: list[Task] = []

@@ -16,6 +16,7 @@ from fsmount.formats.cuts import CutStream
 from fsmount.formats.manifest import Row
 from fsmount.model import Recipe, ShardRef
 from fsmount.store import Mark, Objects, ObjectWriter, durable
+from fsmount.store.hashed import Hashed
 from fsmount.store.inside import StorePath, open_regular
 
 
@@ -69,6 +70,7 @@ class ShardSet:
         finished: Finished,
     ) -> None:
         self._objects = objects
+        self._hashed = Hashed.of(objects.root)
         self._staging = staging
         self._seed = recipe.order_seed
         self._fetch = fetch
@@ -128,14 +130,14 @@ class ShardSet:
                 return self._commit(writer, rows, members)
 
     def _existing(self, members: list[_Waiting]) -> ShardRef | None:
-        """The shard that has just these members, if there is one."""
+        """The shard that has just these members, if there is one and it is whole."""
         first = members[0]
         if not isinstance(first, Stored) or first.shard.samples != len(members):
             return None
         for place, item in enumerate(members):
             if not isinstance(item, Stored) or (item.shard, item.row.index) != (first.shard, place):
                 return None
-        return first.shard if self._objects.has(first.shard) else None
+        return first.shard if self._objects.is_sound(first.shard, self._hashed) else None
 
     def _as_it_came(self, item: _Waiting) -> Encoded | Stored:
         if isinstance(item, Stored):

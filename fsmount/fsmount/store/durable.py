@@ -46,7 +46,7 @@ def create(path: StorePath) -> int:
     """Create `path`, which must not exist, and return a descriptor to write and read it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with changing(path), directory_of(path) as above:
-        return os.open(path.name, flags, 0o666, dir_fd=above)
+        return os.open(path.name, flags, 0o600, dir_fd=above)  # nobody else's until it is sealed
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, path: str) -> None:

@@ -25,6 +25,7 @@ from fsmount.errors import (
 )
 from fsmount.model import Digest, ObjectRef
 from fsmount.store import durable, inside
+from fsmount.store.hashed import Hashed
 from fsmount.store.inside import StorePath
 
 OBJECTS = "objects"
@@ -72,6 +73,27 @@ class Objects:
         except OSError as error:
             raise self._unreadable(ref.digest, error) from error
         self._check_digest(ref, digest)
+
+    def prove(self, ref: ObjectRef, hashed: Hashed) -> None:
+        """The same, unless its file is as it was when it was last hashed; raises as `verify`."""
+        with open(self.open(ref), "rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            if hashed.knows(ref.digest, before):
+                return
+            try:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise self._unreadable(ref.digest, error) from error
+            self._check_digest(ref, digest)
+            hashed.note(ref.digest, before)
+
+    def is_sound(self, ref: ObjectRef, hashed: Hashed) -> bool:
+        """Whether `prove` finds nothing wrong; StoreError when that can't be told."""
+        try:
+            self.prove(ref, hashed)
+        except (ObjectMissingError, FormatError):
+            return False
+        return True
 
     def read(self, ref: ObjectRef) -> bytes:
         """The whole object, verified; raises as `verify`, and FormatError beyond READ_LIMIT."""
@@ -279,8 +301,13 @@ class ObjectWriter:
         self.flush()
         durable.seal(self._fd, self.path)
         ref = ObjectRef(Digest(self._hash.hexdigest()), self._size)
+        written = os.fstat(self._fd).st_mtime_ns
         self._read_back(ref)
         self._objects.adopt(self.path, ref)
+        durable.remove(self.path)
+        found = os.fstat(self._fd)  # its change time is the removal's
+        if (found.st_size, found.st_mtime_ns) == (ref.size, written):
+            Hashed.of(self._objects.root).note(ref.digest, found)
         self._close()
         return ref
 

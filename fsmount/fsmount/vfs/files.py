@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 
 from fsmount.model import ObjectRef
-from fsmount.paths import partition_of
+from fsmount.paths import SHARDS, partition_of
 from fsmount.vfs.attrs import Attrs
 from fsmount.vfs.filesystem import (
     DirEntry,
@@ -21,12 +21,18 @@ from fsmount.vfs.filesystem import (
     stale,
 )
 from fsmount.vfs.layout import Content
-from fsmount.vfs.reads import BytesHandle, ObjectReader
+from fsmount.vfs.reads import BytesHandle, ObjectReader, Verify
 from fsmount.vfs.tree import Tree
+
+_SHARDS = f"{SHARDS}/"
 
 
 class FixedFiles:
-    """A tree as nodes of one slot, place for place."""
+    """A tree as nodes of one slot, place for place.
+
+    Shards are checked as the reader does. What is small and decides what else is read, the table
+    and the manifests, is always hashed.
+    """
 
     def __init__(
         self,
@@ -66,7 +72,9 @@ class FixedFiles:
         if content is None:
             raise os_error(errno.EISDIR, self._tree.path(place))
         if isinstance(content, ObjectRef):
-            return self._reader.open(content, self._prefix + self._tree.path(place), node)
+            path = self._tree.path(place)
+            verify = Verify.SIZE if path.startswith(_SHARDS) else Verify.OPEN
+            return self._reader.open(content, self._prefix + path, node, verify)
         return BytesHandle(node, content)
 
     def xattrs(self, node: int) -> dict[str, str]:

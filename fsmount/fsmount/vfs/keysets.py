@@ -25,7 +25,7 @@ from fsmount.vfs.filesystem import (
     stale,
 )
 from fsmount.vfs.layout import KEYSETS
-from fsmount.vfs.reads import ObjectReader
+from fsmount.vfs.reads import ObjectReader, Verify
 
 _PLACES = 1 << 39
 
@@ -92,7 +92,7 @@ class KeysetFiles:
             raise os_error(errno.EISDIR, KEYSETS)
         keyset = self._keyset(node)
         about = f"{self._prefix}{KEYSETS}/{keyset.name}{MANIFEST_SUFFIX}"
-        return self._reader.open(keyset.keys, about, node)
+        return self._reader.open(keyset.keys, about, node, Verify.OPEN)
 
     def _list(self, offset: int) -> Iterator[DirEntry]:
         for place, name in hashed_places(self._keysets()).items():

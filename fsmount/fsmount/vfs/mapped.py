@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import cast
 from fsmount.errors import FormatError
 from fsmount.formats import document as documents
 from fsmount.model import TableRef, TagRef, Version, VersionDocument
-from fsmount.private import cache_directory
+from fsmount.private import cache_directory, shrink
 from fsmount.store.refs import Refs, Survey
 from fsmount.vfs import pathlist
 from fsmount.vfs.attrs import Attrs, nanoseconds
@@ -36,7 +35,6 @@ log = logging.getLogger("fsmount.vfs")
 
 _SUFFIX = ".paths"
 _BYTES_MAX = 1 << 30  # of all lists that are kept
-_RECENT = 3600.0  # seconds since its last use in which a list is never removed
 
 
 def list_name(document: bytes) -> str:
@@ -67,7 +65,7 @@ def prepare(document: VersionDocument, load: Callable[[], Version]) -> str | int
     except OSError as error:
         log.info("the list of paths is not kept: %s", error)
         return pathlist.in_memory(data)
-    _remove_old(os.path.dirname(path))
+    shrink(os.path.dirname(path), _BYTES_MAX)  # who has one mapped keeps it
     return path
 
 
@@ -169,15 +167,3 @@ def _write(path: str, data: bytes) -> None:
         with suppress(OSError):
             os.unlink(fresh)
         raise
-
-
-def _remove_old(directory: str) -> None:
-    """Remove lists, the longest unused first, until the rest are few enough; never fails."""
-    with suppress(OSError):
-        found = [(e.stat().st_mtime, e.stat().st_size, e.path) for e in os.scandir(directory)]
-        total = sum(size for _, size, _ in found)
-        for used, size, path in sorted(found):
-            if total <= _BYTES_MAX or used > time.time() - _RECENT:
-                break
-            os.unlink(path)  # who has it mapped keeps it
-            total -= size

@@ -17,6 +17,7 @@ from enum import StrEnum
 from fsmount.errors import FormatError, FsmountError, IntegrityError, ObjectMissingError, StoreError
 from fsmount.model import Digest, ObjectRef
 from fsmount.store import durable, inside
+from fsmount.store.hashed import Hashed
 from fsmount.store.objects import Objects
 
 _CHUNK = 1 << 20
@@ -29,7 +30,7 @@ class Verify(StrEnum):
     """What is checked when an object is opened."""
 
     SIZE = "size"  # that it is there and as long as it should be
-    OPEN = "open"  # its digest as well, once for each server and state of the object's file
+    OPEN = "open"  # its digest as well, once for each state of the object's file
 
 
 @dataclass(slots=True)
@@ -109,36 +110,43 @@ class ObjectHandle:
 
 
 class ObjectReader:
-    """Opens the objects of one store. Safe in any thread."""
+    """Opens the objects of one store. Safe in any thread.
+
+    Each object is checked at least as `verify` says; what is hashed is not hashed again while its
+    file is as it was.
+    """
 
     def __init__(self, objects: Objects, verify: Verify = Verify.SIZE) -> None:
         self._objects = objects
         self._verify = verify
-        self._verified: dict[Digest, Identity] = {}
+        self._hashed: Hashed | None = None  # found when it is first needed
         self._hashing: dict[Digest, threading.Lock] = {}
         self._last_opened: dict[int, Identity] = {}  # the latest at the end
         self._opening = threading.Lock()
 
-    def open(self, ref: ObjectRef, about: str, node: int) -> ObjectHandle:
-        """Open and check an object that is shown as `about` at `node`.
+    def open(
+        self, ref: ObjectRef, about: str, node: int, verify: Verify = Verify.SIZE
+    ) -> ObjectHandle:
+        """Open and check an object that is shown as `about` at `node`, at least as `verify` says.
 
         Raises ObjectMissingError, IntegrityError (another size or other bytes) or StoreError.
         """
-        fd, identity = self._open_checked(ref, about)
+        verify = self._verify if verify is Verify.SIZE else verify
+        fd, identity = self._open_checked(ref, about, verify)
         return ObjectHandle(
             node,
             fd,
             ref,
             about,
             keep_cache=self._is_as_before(node, identity),
-            reopen=lambda: self._open_checked(ref, about)[0],
+            reopen=lambda: self._open_checked(ref, about, verify)[0],
         )
 
     def read_range(self, ref: ObjectRef, size: int, offset: int, about: str) -> bytes:
         """Exactly `size` bytes of an object from `offset`; raises as `open` and `read` do."""
         fd = self._open(ref, about)
         try:
-            self._check(fd, ref, about)
+            self._check(fd, ref, about, self._verify)
             return ObjectHandle(0, fd, ref, about, keep_cache=False).read(size, offset)
         finally:
             os.close(fd)
@@ -159,10 +167,10 @@ class ObjectReader:
                 del self._last_opened[next(iter(self._last_opened))]
         return before == identity
 
-    def _open_checked(self, ref: ObjectRef, about: str) -> tuple[int, Identity]:
+    def _open_checked(self, ref: ObjectRef, about: str, verify: Verify) -> tuple[int, Identity]:
         fd = self._open(ref, about)
         try:
-            return fd, self._check(fd, ref, about)
+            return fd, self._check(fd, ref, about, verify)
         except BaseException:
             os.close(fd)
             raise
@@ -180,21 +188,22 @@ class ObjectReader:
         except FsmountError as error:
             raise IntegrityError(f"{about}: {error}") from error
 
-    def _check(self, fd: int, ref: ObjectRef, about: str) -> Identity:
+    def _check(self, fd: int, ref: ObjectRef, about: str, verify: Verify) -> Identity:
         found = os.fstat(fd)
         if found.st_size != ref.size:
             raise IntegrityError(
                 f"{about}: object {self._objects.path(ref.digest)} has {found.st_size} bytes "
                 f"instead of {ref.size}"
             )
-        identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-        if self._verify is Verify.OPEN:
+        if verify is Verify.OPEN:
+            if self._hashed is None:
+                self._hashed = Hashed.of(self._objects.root)
             with self._hashing.setdefault(ref.digest, threading.Lock()):
-                if self._verified.get(ref.digest) != identity:
+                if not self._hashed.knows(ref.digest, found):
                     self._hash(fd, ref, about)
-                    self._verified[ref.digest] = identity
+                    self._hashed.note(ref.digest, found)
                 self._hashing.pop(ref.digest, None)
-        return identity
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
     def _hash(self, fd: int, ref: ObjectRef, about: str) -> None:
         digest = hashlib.sha256()

@@ -1,0 +1,54 @@
+"""Proving what a pack takes over unread, so that no damage is published again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from fsmount.errors import FormatError, IntegrityError, ObjectMissingError
+from fsmount.model import ObjectRef, Partition
+from fsmount.store import Lease, Store
+from fsmount.store.hashed import Hashed
+
+
+class Proof:
+    """Hashes objects of one store, unless their files are as they were when they were last hashed.
+
+    That may take long where this host has not seen the store before, so the lease is renewed.
+    """
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self._objects = store.objects
+        self._hashed = Hashed.of(store.path)
+        self._lease = lease
+        self._renewed = time.monotonic()
+
+    def is_sound(self, partition: Partition) -> bool:
+        """Whether all objects of `partition` are there and whole; StoreError."""
+        return all(map(self._is_sound, partition.objects()))
+
+    def check_kept(self, partitions: Iterable[Partition]) -> None:
+        """Raise IntegrityError if an object of `partitions`, whose source is gone, is damaged."""
+        for partition in partitions:
+            for ref in partition.objects():
+                try:
+                    self._prove(ref)
+                except (ObjectMissingError, FormatError) as error:
+                    raise IntegrityError(
+                        f"partition {partition.id!r} is kept from the base, since the source does "
+                        f"not have it, but {error}; nothing is published: put its samples back "
+                        "into the source, restore the object, or drop the partition with --sync"
+                    ) from error
+
+    def _is_sound(self, ref: ObjectRef) -> bool:
+        self._keep_lease()
+        return self._objects.is_sound(ref, self._hashed)
+
+    def _prove(self, ref: ObjectRef) -> None:
+        self._keep_lease()
+        self._objects.prove(ref, self._hashed)
+
+    def _keep_lease(self) -> None:
+        if time.monotonic() - self._renewed > self._lease.ttl / 4:
+            self._lease.renew()
+            self._renewed = time.monotonic()
