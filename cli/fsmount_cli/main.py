@@ -17,6 +17,7 @@ import click
 from fsmount.errors import FsmountError, one_line
 from fsmount_cli.fstab import from_mount8
 from fsmount_cli.lazy import LazyCommand, LazyGroup
+from fsmount_cli.streams import drop_stdout, drop_stdout_if_full, open_closed
 
 _INTERRUPTED = 130
 _ENVIRONMENT = frozenset(
@@ -61,6 +62,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line of this process and exit. SIGTERM is taken as an interrupt."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    open_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a name that the locale can't show is no error
             stream.reconfigure(errors="backslashreplace")
@@ -74,14 +76,16 @@ def run(args: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except BrokenPipeError:
-        _drop_stdout()
+        drop_stdout()
         return 1
     except FsmountError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:
-        if not _is_environment(error):
-            raise
-        return _fail(_describe(error), 1)
+        if _is_environment(error):
+            return _fail(_describe(error), 1)
+        if _is_nowhere():
+            return _fail("the working directory is gone: change to one that exists", 1)
+        raise
 
 
 def _invoke(args: Sequence[str]) -> int:
@@ -100,7 +104,7 @@ def _invoke(args: Sequence[str]) -> int:
 
 def _fail(text: str, code: int) -> int:
     print(f"error: {one_line(text)}", file=sys.stderr)
-    _drop_stdout_if_full()
+    drop_stdout_if_full()
     return code
 
 
@@ -118,18 +122,13 @@ def _describe(error: OSError) -> str:
     return ": ".join([*paths, error.strerror or str(error)])
 
 
-def _drop_stdout_if_full() -> None:
+def _is_nowhere() -> bool:
+    """Whether the working directory was removed: no relative path means anything then."""
     try:
-        sys.stdout.flush()
+        os.getcwd()
     except OSError:
-        _drop_stdout()
-
-
-def _drop_stdout() -> None:
-    """Let the interpreter's own flush at exit go nowhere, since stdout takes nothing any more."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -112,9 +112,13 @@ def mount(  # noqa: PLR0917 - click passes them by name
     if foreground:
         lifecycle.serve_in_foreground(request, _note)
     started = lifecycle.mount(request)
-    for note in started.notes:
-        _note(note)
-    click.echo(f"{one_line(started.shown or store)} on {one_line(mountpoint)}")
+    try:
+        for note in started.notes:
+            _note(note)
+        click.echo(f"{one_line(started.shown or store)} on {one_line(mountpoint)}")
+    except OSError:  # nobody is told that it is mounted, so it is not to be
+        ending.umount(mountpoint, lazy=True)
+        raise
 
 
 @click.command()

@@ -30,10 +30,16 @@ def cache_directory(*names: str) -> str | None:
 
 def private_directory(path: str) -> str | None:
     """The real path of the directory `path`, made when missing, if `is_private`; else None."""
+    with suppress(OSError):
+        _make(path)
+    return existing_private_directory(path)
+
+
+def existing_private_directory(path: str) -> str | None:
+    """The real path of the directory `path` if it is there, `is_private` and can be written."""
     if not os.path.isabs(path):
         return None
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
         real = os.path.realpath(path, strict=True)
     except OSError:
         return None
@@ -76,16 +82,36 @@ def is_private(path: str) -> bool:
     The directory must be this user's and not writable by group or others. Each directory above it
     must be this user's or root's, and writable by nobody else unless it is sticky, as /tmp is.
     """
-    uid = os.geteuid()
-    parts = [part for part in path.split("/") if part]
     try:
-        for depth in range(len(parts)):
-            if not _is_guarded(os.lstat("/" + "/".join(parts[:depth])), uid):
-                return False
         found = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & _OTHERS_WRITE
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return own and not found.st_mode & _OTHERS_WRITE and _are_guarded(os.path.dirname(path))
+
+
+def _make(path: str) -> None:
+    """Make `path` and what is missing above it, but only where nobody else has a say: root would
+    follow a link of another user.
+    """
+    there = path
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if there != path and _are_guarded(os.path.realpath(there)):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def _are_guarded(path: str) -> bool:
+    """Whether the real, absolute `path` and all directories above it are guarded."""
+    uid = os.geteuid()
+    parts = [part for part in path.split("/") if part]
+    try:
+        return all(
+            _is_guarded(os.lstat("/" + "/".join(parts[:depth])), uid)
+            for depth in range(len(parts) + 1)
+        )
+    except OSError:
+        return False
 
 
 def _is_guarded(found: os.stat_result, uid: int) -> bool:

@@ -278,26 +278,32 @@ def test_others_are_let_in_by_root_or_by_the_administrator(
     checks.check_allow_other(str(tmp_path / "none"))
 
 
-def test_the_directory_of_records_is_private(
+def test_records_lie_only_where_nobody_else_can_plant_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert os.stat(records.directory()).st_mode & 0o777 == 0o700
-    os.rmdir(records.directory())
-    os.symlink("/tmp", tmp_path / "fsmount")  # noqa: S108
-    with pytest.raises(MountError, match="belongs to somebody else"):
-        records.directory()
+    record = records.Record("/m", "/s", "v1", "v1", "t", "d", "now", None, None, "0:1")
+    path = Path(records.write(record))
+    assert path.parent == tmp_path / "fsmount"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.parent.chmod(0o770)
+    assert str(path.parent) not in records.directories()
+    assert records.read("/m") is None
+    monkeypatch.setattr(records, "_places", lambda: iter([f"{tmp_path}/fsmount", "/proc/none"]))
+    with pytest.raises(MountError, match=f"none of {path.parent}, /proc/none is"):
+        records.write(record)
 
 
 def test_damaged_records_are_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    for number, text in enumerate(("", "[]", "{", '{"server": 1, "server_pid": 2}')):
-        Path(records.directory(), f"{number}.json").write_text(text)
-    assert records.mounted() == records.mounted()
     record = records.Record("/m", "/s", "v1", "v1", "t", "d", "now", None, None, "0:1")
-    path = records.write(record)
+    path = Path(records.write(record))
+    for number, text in enumerate(("", "[]", "{", '{"server": 1, "server_pid": 2}')):
+        Path(path.parent, f"{number}.json").write_text(text)
+    assert records.mounted() == records.mounted()
+    records.write(record)
     assert records.read("/m") == record
-    assert json.loads(Path(path).read_text())["mountpoint"] == "/m"
+    assert json.loads(path.read_text())["mountpoint"] == "/m"
     assert "/m" not in [one.record.mountpoint for one in records.mounted()]  # and is cleared
     assert records.read("/m") is None
 

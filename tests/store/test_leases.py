@@ -88,7 +88,7 @@ def test_it_is_stale_when_its_time_has_passed(store: Store) -> None:
 
 def test_no_lease_holds_for_ever(store: Store) -> None:
     with store.lease("mount") as lease:
-        edit(lease.path, ttl=10**12, host="elsewhere")
+        edit(lease.path, ttl=10**12, boot_id="elsewhere")
         assert len(store.leases.live()) == 1
         age(lease.path, MAX_TTL + 10)
         assert store.leases.live() == ()
@@ -117,7 +117,7 @@ def test_another_process_with_the_same_number_does_not_count(store: Store) -> No
         assert store.leases.live() == ()
 
 
-@pytest.mark.parametrize("name", ["host", "boot_id", "pid_namespace"])
+@pytest.mark.parametrize("name", ["boot_id", "pid_namespace"])
 def test_a_process_that_can_not_be_seen_from_here_may_live(store: Store, name: str) -> None:
     with store.lease("mount") as lease:
         edit(lease.path, **{name: "other", "start_time": 1})

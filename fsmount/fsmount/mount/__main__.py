@@ -7,9 +7,12 @@ Answer there; without, it stays where it is and tells people on stderr.
 import os
 import sys
 
+from fsmount.mount.privileges import give_up
+
 if __name__ == "__main__":
     if len(sys.argv) > 2 and os.fork():  # before anything is imported that starts threads
         os._exit(0)
+    give_up()
     from fsmount.mount.process import main
 
     sys.exit(main(*sys.argv[1:]))

@@ -11,7 +11,14 @@ from collections.abc import Iterable
 from fsmount.errors import MountError
 from fsmount.mount import checks, holders, places, records
 from fsmount.mount.kernel.device import abort, passed_descriptor
-from fsmount.mount.mountinfo import FSTYPE, KernelMount, is_mounted_anywhere, mount_at
+from fsmount.mount.mountinfo import (
+    FSTYPE,
+    KernelMount,
+    all_mounts,
+    is_mounted_anywhere,
+    lying_on,
+    mount_at,
+)
 from fsmount.mount.records import Record
 from fsmount.mount.unmount import BusyError, StuckError, unmount
 from fsmount.store.owner import Owner
@@ -20,6 +27,7 @@ END_SECONDS = 20.0  # that supervisor and server get to end after it was unmount
 _LAZY_SECONDS = 1.0
 _KILL_SECONDS = 2.0
 _ATTEMPTS, _PAUSE = 4, 0.1
+_NAMED = 5  # so many mounts are named in an error
 
 
 def umount(mountpoint: str, *, lazy: bool = False) -> str | None:
@@ -34,7 +42,7 @@ def umount(mountpoint: str, *, lazy: bool = False) -> str | None:
     if mount is None:
         raise MountError(f"nothing is mounted on {mountpoint}")
     if mount.fstype != FSTYPE:
-        raise MountError(f"{mountpoint} has {mount.fstype} mounted, which fsmount did not")
+        raise MountError(f"{mountpoint} has {_named(mount)} mounted{_above_ours(mount)}")
     if checks.clear_dead_mount(mountpoint):
         return f"the server of {mountpoint} was dead; the mount is cleared"
     record = records.describe(mount).record
@@ -73,6 +81,12 @@ def _take_off(mount: KernelMount, record: Record) -> str | None:
     try:
         _unmount_idle(mount.mountpoint)
     except BusyError:
+        above = lying_on(mount)
+        if above:
+            raise MountError(
+                f"{mount.mountpoint} is busy: {_listed(above)}; unmount that first, or detach "
+                "both at once with --lazy"
+            ) from None
         serving = [one.pid for one in record.processes]
         found = holders.holders(mount.mountpoint) or holders.waiting(serving)
         who = holders.describe(found)
@@ -91,6 +105,25 @@ def _take_off(mount: KernelMount, record: Record) -> str | None:
             "serves it until it is not"
         )
     return None if _have_ended(record.processes, END_SECONDS) else _kill(mount, record)
+
+
+def _above_ours(mount: KernelMount) -> str:
+    """What to do about a mount of others, said behind what it is."""
+    ours = [one for one in all_mounts() if mount.parent == one.number and one.fstype == FSTYPE]
+    if not ours:
+        return ", which fsmount did not"
+    return f" on top of {ours[0].source}, which fsmount mounted; unmount that first"
+
+
+def _listed(mounts: list[KernelMount]) -> str:
+    more = f" and {len(mounts) - _NAMED} more" if len(mounts) > _NAMED else ""
+    return (
+        ", ".join(f"{_named(one)} is mounted on {one.mountpoint}" for one in mounts[:_NAMED]) + more
+    )
+
+
+def _named(mount: KernelMount) -> str:
+    return f"{mount.fstype} ({mount.source})"
 
 
 def _unmount_idle(mountpoint: str) -> None:

@@ -53,14 +53,17 @@ def mount(request: MountRequest) -> Started:
     request = absolute(request)
     notes = _prepare(request)
     path = request.log or logs.default_path(request.mountpoint)
-    log = logs.open_log(path)
+    if path is None:
+        notes += ("no log is kept: there is no directory of this user's alone; use --log FILE",)
+    log = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) if path is None else logs.open_log(path)
     try:
         begin = os.fstat(log).st_size
         answer = _start(replace(request, log=path), log)
+        if answer is None or answer.error is not None:
+            error = None if answer is None else answer.error
+            raise MountError(logs.reason(log, path, begin, error))
     finally:
         os.close(log)
-    if answer is None or answer.error is not None:
-        raise MountError(logs.reason(path, begin, None if answer is None else answer.error))
     _check_that_it_answers(request.mountpoint)
     return Started(answer.shown, (*notes, *answer.notes))
 

@@ -36,8 +36,10 @@ class StartLock:
         """Let others mount; also where forked processes hold the descriptor."""
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
-            with suppress(OSError, MountError):
-                os.unlink(_path(self.mountpoint))
+            path = _path(self.mountpoint)
+            with suppress(OSError):
+                if path is not None:
+                    os.unlink(path)
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
@@ -57,9 +59,8 @@ def starting(mountpoint: str, seconds: float = SECONDS) -> Iterator[StartLock]:
 
 
 def _take(mountpoint: str, seconds: float) -> int | None:
-    try:
-        path = _path(mountpoint)
-    except MountError:  # the server says so
+    path = _path(mountpoint)
+    if path is None:  # the server says so
         return None
     deadline = time.monotonic() + seconds
     while True:
@@ -84,5 +85,5 @@ def _is_locked(descriptor: int, path: str) -> bool:
         return False
 
 
-def _path(mountpoint: str) -> str:
+def _path(mountpoint: str) -> str | None:
     return records.path_for(mountpoint, ".lock")

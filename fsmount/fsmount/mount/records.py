@@ -3,6 +3,9 @@
 The process that a mount lives as long as (the supervisor, or the server of a driver that has none)
 writes it before anybody learns that it serves, and removes it when it ends. A record whose
 processes were killed is recognised by the kernel's list of mounts, and cleared.
+
+A record is a convenience: without one, a mount is listed and taken off by what the kernel says of
+it. So records lie only where nobody else can plant or change them, else nowhere.
 """
 
 from __future__ import annotations
@@ -11,16 +14,16 @@ import errno
 import hashlib
 import json
 import os
-import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from fsmount.errors import MountError
 from fsmount.mount import mountinfo
 from fsmount.mount.mountinfo import KernelMount
+from fsmount.private import existing_private_directory, private_directory
 from fsmount.store.owner import Owner
 
 PROBE_SECONDS = 5.0  # in which a serving mount answers
@@ -85,19 +88,22 @@ class Mounted:
         return found
 
 
-def directory() -> str:
-    """Where records lie: made if need be, private to the user. MountError where that can't be."""
+def directories() -> list[str]:
+    """Where records may lie: each there, this user's alone, and writable.
+
+    All are looked into, since a cron job, a login and `su` have different environments.
+    """
+    found = map(existing_private_directory, _places())
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def _places() -> Iterator[str]:
     uid = os.geteuid()
-    base = os.environ.get("XDG_RUNTIME_DIR") or ("/run" if uid == 0 else None)
-    path = f"{base}/fsmount" if base else f"{tempfile.gettempdir()}/fsmount-{uid}"
-    try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        found = os.lstat(path)
-    except OSError as error:
-        raise MountError(f"can't keep records of mounts: {error}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
-        raise MountError(f"can't keep records of mounts: {path} belongs to somebody else")
-    return path
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    if named:
+        yield f"{named}/fsmount"
+    yield "/run/fsmount" if uid == 0 else f"/run/user/{uid}/fsmount"
+    yield from (f"{base}/fsmount-{uid}" for base in ("/tmp", "/dev/shm"))  # noqa: S108 - checked
 
 
 def source_of(store: str, ref: str | None) -> str:
@@ -111,27 +117,31 @@ def now() -> str:
 
 
 def write(record: Record) -> str:
-    """Write `record` in one step and return its path; MountError."""
-    path = _path(record.mountpoint)
+    """Write `record` in one step and return its path; MountError if no record can be kept."""
+    path = path_for(record.mountpoint, _SUFFIX)
+    if path is None:
+        tried = ", ".join(_places())
+        raise MountError(f"no record of the mount is kept: none of {tried} is this user's alone")
     try:
         with open(f"{path}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(record.to_json(), file, indent=2)
         os.replace(f"{path}.new", path)
     except OSError as error:
-        raise MountError(f"can't keep a record of the mount: {error}") from error
+        raise MountError(f"no record of the mount is kept: {error}") from error
     return path
 
 
 def read(mountpoint: str) -> Record | None:
     """The record of a mountpoint, None where there is none that can be read."""
-    return _read(_path(mountpoint))
+    return next((record for _, record in _of(mountpoint)), None)
 
 
 def remove(record: Record) -> None:
     """Remove `record`, unless another mount has taken its place."""
-    path = _path(record.mountpoint)
-    if _read(path) == record:
-        os.unlink(path)
+    for path, found in list(_of(record.mountpoint)):
+        if found == record:
+            with suppress(OSError):  # a disk that can't be written any more
+                os.unlink(path)
 
 
 def mounted() -> list[Mounted]:
@@ -151,9 +161,8 @@ def clear_ended() -> None:
 
 def describe(mount: KernelMount) -> Mounted:
     """What is known of a mount, from its record or at least from the kernel."""
-    record = read(mount.mountpoint)
-    if record is None or record.device != mount.device:
-        record = _from_kernel(mount)
+    found = (one for _, one in _of(mount.mountpoint) if one.device == mount.device)
+    record = next(found, None) or _from_kernel(mount)
     if record.processes and not record.is_over:
         return Mounted(record, dead=False)
     if record.processes and record.supervisor is None:  # nobody else can serve it
@@ -190,22 +199,31 @@ def _from_kernel(mount: KernelMount) -> Record:
     return replace(empty, ref=ref, tag=None if ref == "latest" else ref) if ref else empty
 
 
-def path_for(mountpoint: str, suffix: str) -> str:
-    """The path of a file about a mountpoint; MountError."""
-    name = hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:32]
-    return f"{directory()}/{name}{suffix}"
+def path_for(mountpoint: str, suffix: str) -> str | None:
+    """The path of a new file about a mountpoint; None where none can be kept."""
+    made = map(private_directory, _places())
+    return next((_path(base, mountpoint, suffix) for base in made if base is not None), None)
 
 
-def _path(mountpoint: str) -> str:
-    return path_for(mountpoint, _SUFFIX)
+def _path(base: str, mountpoint: str, suffix: str = _SUFFIX) -> str:
+    return f"{base}/{hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:32]}{suffix}"
+
+
+def _of(mountpoint: str) -> Iterator[tuple[str, Record]]:
+    """The records of a mountpoint, with their paths."""
+    for base in directories():
+        path = _path(base, mountpoint)
+        record = _read(path)
+        if record is not None:
+            yield path, record
 
 
 def _records() -> Iterator[Record]:
-    base = directory()
-    for name in sorted(os.listdir(base)):
-        record = _read(f"{base}/{name}") if name.endswith(_SUFFIX) else None
-        if record is not None:
-            yield record
+    for base in directories():
+        for name in sorted(os.listdir(base)):
+            record = _read(f"{base}/{name}") if name.endswith(_SUFFIX) else None
+            if record is not None:
+                yield record
 
 
 def _read(path: str) -> Record | None:

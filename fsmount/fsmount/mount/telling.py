@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from fsmount.errors import one_line
 from fsmount.mount.request import Answer
@@ -37,11 +38,14 @@ def tell_people(mountpoint: str, store: str) -> Callable[[Answer], None]:
     """Writes to stderr, the good news as a line of the log."""
 
     def tell(answer: Answer) -> None:
-        for note in answer.notes:
-            sys.stderr.write(f"note: {one_line(note)}\n")
-        if answer.error is not None:
-            sys.stderr.write(f"error: {one_line(answer.error)}\n")
-        else:
+        with suppress(
+            OSError
+        ):  # a terminal that is gone, a full disk: the mount serves all the same
+            for note in answer.notes:
+                sys.stderr.write(f"note: {one_line(note)}\n")
+            if answer.error is not None:
+                sys.stderr.write(f"error: {one_line(answer.error)}\n")
+        if answer.error is None:
             log.info("%s: serving %s of %s", mountpoint, answer.shown or "all versions", store)
 
     return tell

@@ -1,17 +1,21 @@
-"""Which process holds something, told so that another one can find out whether it still runs."""
+"""Which process holds something, told so that another one can find out whether it still runs.
+
+What tells two systems apart is the id of the boot, and the namespace that process numbers belong
+to. The host's name is for people: it may change at any moment, and two hosts may share one.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
     """A process, so that another one can tell whether it still runs."""
 
-    host: str
+    host: str = field(compare=False)  # its name when this was written
     boot_id: str  # "" where the system has none
     pid_namespace: str  # containers of one host may share its name and boot, but not its pids
     pid: int
@@ -44,8 +48,8 @@ class Owner:
             return not _answers(self.pid)
         return state[0] in "ZX" or state[1] != self.start_time
 
-    def _place(self) -> tuple[str, str, str]:
-        return self.host, self.boot_id, self.pid_namespace
+    def _place(self) -> tuple[str, str]:
+        return self.boot_id, self.pid_namespace
 
 
 def _process(pid: int) -> tuple[str, int] | None:
