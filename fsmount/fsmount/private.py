@@ -94,6 +94,8 @@ def _make(path: str) -> None:
     """Make `path` and what is missing above it, but only where nobody else has a say: root would
     follow a link of another user.
     """
+    if not os.path.isabs(path):
+        return
     there = path
     while not os.path.lexists(there):
         there = os.path.dirname(there)
