@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,25 @@ def processes_of(mountpoint: str) -> list[int]:
 def server_of(mountpoint: str) -> int:
     """The process that the mount ends with."""
     return processes_of(mountpoint)[0]
+
+
+def processes_about(mountpoint: str, program: str = "fsmount.mount") -> list[int]:
+    """The servers, starting or serving, of a mountpoint."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                command = Path("/proc", name, "cmdline").read_bytes()
+            except OSError:
+                continue
+            if program.encode() in command and f'"{mountpoint}"'.encode() in command:
+                found.append(int(name))
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, those that nobody has waited for too."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def kill_all(mountpoint: str) -> None:

@@ -198,6 +198,15 @@ def test_a_fault_is_logged_once_with_its_cause(caplog: pytest.LogCaptureFixture)
     assert second.exc_info is not None
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_limit_of_the_server_is_no_limit_of_who_asks(
+    code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert errno_of(OSError(code, os.strerror(code)), "open /x") == errno.EIO
+    [record] = caplog.records
+    assert f"open /x: [Errno {code}] {os.strerror(code)}: a limit of" in record.getMessage()
+
+
 def test_libfuse_is_told_for_ever_in_seconds_and_names_with_commas() -> None:
     told = _arguments(Failing(ValueError()), FuseOptions("/a,b\\c@v1"))
     assert told["fsname"] == "/a\\,b\\\\c@v1"

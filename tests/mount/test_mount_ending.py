@@ -7,11 +7,18 @@ import re
 import signal
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from mounting import Mounter, fsmount, request_for, wait_for
-from serving import both_drivers, has_ended, held, kill_all, processes_of, server_of
+from serving import (
+    both_drivers,
+    has_ended,
+    held,
+    kill_all,
+    processes_about,
+    processes_of,
+    server_of,
+)
 
 from fsmount.errors import MountError
 from fsmount.model import Version
@@ -219,17 +226,3 @@ def test_a_server_that_dies_is_an_error(
         lifecycle.mount(MountRequest(store.path, "v1", mountpoint))
     assert mount_at(mountpoint) is None
     assert not processes_about(mountpoint)
-
-
-def processes_about(mountpoint: str) -> list[int]:
-    """The servers, starting or serving, of a mountpoint."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                command = Path("/proc", name, "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"fsmount.mount" in command and f'"{mountpoint}"'.encode() in command:
-                found.append(int(name))
-    return found

@@ -8,11 +8,13 @@ import os
 import sys
 
 from fsmount.mount.privileges import give_up
+from fsmount.mount.reaper import go_on_in_child
 
 if __name__ == "__main__":
     if len(sys.argv) > 2 and os.fork():  # before anything is imported that starts threads
         os._exit(0)
     give_up()
+    go_on_in_child()
     from fsmount.mount.process import main
 
     sys.exit(main(*sys.argv[1:]))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from fsmount.errors import StoreError
 from fsmount.model import Digest
+from fsmount.mount import threads
 from fsmount.store import Lease, Store
 
 log = logging.getLogger("fsmount.mount")
@@ -61,8 +62,7 @@ class LeaseKeeper:
             return
         self._leases[tables] = lease
         if self._renewing is None:
-            self._renewing = threading.Thread(target=self._renew, args=(lease.ttl,), daemon=True)
-            self._renewing.start()
+            self._renewing = threads.start(self._renew, lease.ttl)
 
     def _renew(self, ttl: int) -> None:
         # Signals are for the main thread, which waits in libfuse.

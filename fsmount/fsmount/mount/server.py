@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from fsmount.errors import FsmountError, MountError
 from fsmount.model import TableRef, TagRef, VersionDocument, parse_ref
-from fsmount.mount import fusepy_driver, records
+from fsmount.mount import fusepy_driver, records, threads
 from fsmount.mount.leases import LeaseKeeper
 from fsmount.mount.records import Record
 from fsmount.mount.request import FUSEPY, Answer, MountRequest
@@ -76,13 +76,7 @@ class _Serving:
 
     def begin(self) -> None:
         """Get ready for `started`, before anything is mounted; MountError where that can't be."""
-        try:
-            threading.Thread(target=self._announce, daemon=True).start()
-        except RuntimeError as error:
-            raise MountError(
-                f"the server can't run ({error}): raise its limit of memory (ulimit -v) or of "
-                "processes (ulimit -u)"
-            ) from error
+        threads.start(self._announce)
 
     def started(self) -> None:
         """The kernel asks; whether it also gets its answers is seen from another thread."""

@@ -19,13 +19,13 @@ holds nothing that an answer needs.
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from fsmount.errors import FsmountError
+from fsmount.mount import threads
 from fsmount.vfs.filesystem import MOMENT
 
 KEPT = 0.25  # seconds that the listing of a growing directory may be kept
@@ -41,7 +41,7 @@ class Listings:
 
     def begin(self) -> None:
         """Drop from now on what is noted."""
-        threading.Thread(target=self._run, daemon=True).start()
+        threads.start(self._run)
 
     def note(self, node: int) -> None:
         """A part of the growing directory `node` is about to be told to the kernel."""
@@ -51,7 +51,7 @@ class Listings:
         """Note what `growing` gives, as soon as the store lets it: another server has died, and
         nobody knows what it had noted.
         """
-        threading.Thread(target=self._note_all, args=[growing], daemon=True).start()
+        threads.start(self._note_all, growing)
 
     def _note_all(self, growing: Callable[[], Collection[int]]) -> None:
         _leave_signals()

@@ -8,10 +8,10 @@ import resource
 import select
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 
+from fsmount.mount import threads
 from fsmount.mount.kernel import device as devices
 from fsmount.mount.kernel.answers import Answers
 from fsmount.mount.kernel.backing import OpenNodes
@@ -74,7 +74,7 @@ def serve(
 
     link = Supervised(supervisor, nodes, go_on_alone)
     signal.signal(signal.SIGTERM, lambda number, frame: _on_sigterm(link, parent, config))
-    threading.Thread(target=_await_end, args=[parent, link], daemon=True).start()
+    threads.start(_await_end, parent, link)
     filesystem = make()
     backing = link if features.passthrough else None
     sender = Sender(device, splice=config.splice)
