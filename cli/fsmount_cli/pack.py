@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
+from fsmount.diff import Changes
 from fsmount.errors import one_line
 from fsmount.formats import document as documents
 from fsmount.model import DepthRule, Ref, RegexRule, Rule, check_tag, parse_ref
-from fsmount.pack import Observer, PackOptions, PackReport, Silent, pack
-from fsmount.pack.plan import Plan
+from fsmount.pack import PackOptions, PackReport, Silent, pack
 from fsmount_cli.common import human_bytes, print_json
+from fsmount_cli.progress import progress
 
+_SHOWN = 5  # names on a line
 _SIZE = re.compile(r"(\d+)(KiB|MiB|GiB|TiB|)")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -36,38 +30,6 @@ def _size(_: click.Context, __: click.Parameter, value: str | None) -> int | Non
     if value is not None and (match is None or not int(match[1])):
         raise click.BadParameter(f"{value!r} is not a size such as 4GiB, 512MiB or 1000000")
     return None if match is None else int(match[1]) * _UNITS[match[2]]
-
-
-class _Bar(Observer):
-    """A bar on stderr: samples, bytes of source files, rate, time to go."""
-
-    def __init__(self) -> None:
-        self._started = False
-        self._progress = Progress(
-            TextColumn("packing"),
-            BarColumn(),
-            TextColumn("{task.fields[samples]}/{task.fields[of]} samples"),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-
-    def planned(self, plan: Plan, samples: int, source_bytes: int) -> None:
-        """Show the bar, if there is anything to do."""
-        if samples:
-            self._started = True
-            self._task = self._progress.add_task("", total=source_bytes, samples=0, of=samples)
-            self._progress.start()
-
-    def advanced(self, samples: int, source_bytes: int) -> None:
-        """Move the bar."""
-        self._progress.update(self._task, completed=source_bytes, samples=samples)
-
-    def stop(self) -> None:
-        """Leave the terminal as it was."""
-        if self._started:  # else rich would print an empty line
-            self._progress.stop()
 
 
 @click.command(name="pack")
@@ -132,7 +94,7 @@ class _Bar(Observer):
     help="Seed of the order of samples in shards.  [default: as the base, else 0]",
 )
 @click.option("--message", default="", help="A line that `versions` and `show` print.")
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; sizes in bytes.")
 @click.pass_context
 def command(
@@ -151,16 +113,51 @@ def command(
     for about four times its largest sample. Sizes are in binary units (1 KiB = 1024 bytes).
     """
     options = _options(context.params)
-    bar = None if quiet else _Bar()
-    try:
-        report = pack(source, store, options, bar or Silent())
-    finally:
-        if bar is not None:
-            bar.stop()
+    report = pack(source, store, options, Silent()) if quiet else _watched(source, store, options)
+    _warn(report)
     if as_json:
         print_json(_json(report))
     else:
         _print(report)
+
+
+def _watched(source: str, store: str, options: PackOptions) -> PackReport:
+    observer = progress()
+    try:
+        return pack(source, store, options, observer)
+    except KeyboardInterrupt:
+        observer.stop()
+        at = f" after {observer.samples} of {observer.of} samples" if observer.of else ""
+        _say(
+            f"interrupted{at}: nothing is published; finished partitions and shards are kept, and "
+            "the next run goes on from there"
+        )
+        raise
+    finally:
+        observer.stop()
+
+
+def _warn(report: PackReport) -> None:
+    """Say what the user may not have meant."""
+    tag = report.document.tag
+    if report.published and report.latest != tag:
+        _say(f"note: {tag} is published, but `latest` is {report.latest}: another pack moved it")
+    lost = [
+        f"{name!r} lost {changes.removed}"
+        for name, changes in report.changes.items()
+        if changes.removed and name not in report.dropped
+    ]
+    if lost:
+        _say(f"warning: samples are gone: partition {_some(lost)}")
+
+
+def _say(text: str) -> None:
+    click.echo(one_line(text), err=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more (--json lists them)" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _options(given: dict[str, Any]) -> PackOptions:
@@ -219,8 +216,13 @@ def _print(report: PackReport) -> None:
         f"partitions: {', '.join(parts)}; {report.samples_read} samples read in "
         f"{report.seconds:.1f} s; {report.ignored_files} other files ignored"
     )
+    changes = sum(report.changes.values(), Changes())
+    click.echo(
+        f"samples: +{changes.added} -{changes.removed} ~{changes.changed} "
+        f"(added, removed, changed), {changes.metadata} with new metadata only"
+    )
     if report.kept:
         click.echo(
-            f"kept from the base though the source doesn't have them (--sync drops them): "
-            f"{', '.join(map(one_line, report.kept))}"
+            "kept from the base though the source doesn't have them (--sync drops them): "
+            f"{_some([one_line(name) for name in report.kept])}"
         )

@@ -75,7 +75,7 @@ def tags(tmp_path: Path) -> list[str | None]:
 def test_it_says_what_it_did(run: Run, source: Path, tmp_path: Path) -> None:
     done = run("--tag", "v1")
     digest = Store.open(str(tmp_path / "store")).versions()[0].table.digest
-    first, second = done.out.splitlines()
+    first, second, third = done.out.splitlines()
     assert re.fullmatch(
         rf"published v1: 3 samples in 2 partitions, \d+ B raw, \d\S* KiB stored, sha256:{digest}",
         first,
@@ -83,18 +83,19 @@ def test_it_says_what_it_did(run: Run, source: Path, tmp_path: Path) -> None:
     assert re.fullmatch(
         r"partitions: 2 built; 3 samples read in \d+\.\d s; 0 other files ignored", second
     )
+    assert third == "samples: +3 -0 ~0 (added, removed, changed), 0 with new metadata only"
     assert done.code == 0
-    assert "3/3 samples" in done.err
+    assert re.fullmatch(r"packing 3 samples, \d\S* (KiB|B) of source files\n", done.err)
     again = run("--tag", "v1")
     assert again.out.startswith("already there: v1: 3 samples")
     assert "partitions: 2 reused; 0 samples read" in again.out
     assert again.err == ""  # nothing to do, nothing to show
     (source / "b" / "1.npz").unlink()
     write(source, "c/1")
-    third = run("--tag", "v2", "--quiet", "--message", "a\nb")
-    assert third.err == ""
-    assert "partitions: 1 built, 1 reused, 1 kept from the base; 1 samples read" in third.out
-    assert third.out.splitlines()[2] == (
+    changed = run("--tag", "v2", "--quiet", "--message", "a\nb")
+    assert changed.err == ""
+    assert "partitions: 1 built, 1 reused, 1 kept from the base; 1 samples read" in changed.out
+    assert changed.out.splitlines()[3] == (
         "kept from the base though the source doesn't have them (--sync drops them): b"
     )
     fourth = run("--tag", "v3", "--quiet", "--sync")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from fsmount.diff import Changes
 from fsmount.errors import InvalidNameError, PackError, SourceError, VersionNotFoundError
 from fsmount.formats.checked import is_unicode
 from fsmount.formats.table import PartitionTable
@@ -26,6 +27,7 @@ from fsmount.model import (
 )
 from fsmount.pack import workers
 from fsmount.pack.build import Built, Context, Outcome
+from fsmount.pack.changes import changes_by_partition
 from fsmount.pack.memory import Memory
 from fsmount.pack.plan import Known, Plan, check_sidecars, group, make_plan
 from fsmount.pack.proof import Proof
@@ -69,11 +71,13 @@ class PackReport:
 
     document: VersionDocument
     published: bool  # False: the version was there already, complete
+    latest: str | None  # what `latest` names now; another tag if it moved meanwhile
+    changes: Mapping[str, Changes]  # of samples, against the base, by partition that differs
     built: tuple[str, ...]
     refreshed: tuple[str, ...]  # new manifest, old shards
     reused: tuple[str, ...]
     kept: tuple[str, ...]  # in the base, not in the source
-    dropped: tuple[str, ...]
+    dropped: tuple[str, ...]  # in the base, not in the version
     samples_read: int
     ignored_files: int  # neither a sample nor a sidecar
     seconds: float
@@ -145,14 +149,18 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
             replaces=latest,
             staging=staging,
         )
+        before = () if base is None else base.partitions
+        changes = changes_by_partition(target.objects, before, content.partitions)
     return PackReport(
         document=document,
         published=published,
+        latest=target.latest(),
+        changes=changes,
         built=_ids(built, Outcome.BUILT),
         refreshed=_ids(built, Outcome.REFRESHED),
         reused=tuple(sorted((*_names(plan.reused), *_ids(built, Outcome.UNCHANGED)))),
         kept=_names(plan.kept),
-        dropped=_dropped(base, content),
+        dropped=_vanished(before, content.partitions),
         samples_read=sum(item.samples_read for item in built),
         ignored_files=listing.ignored,
         seconds=time.monotonic() - started,
@@ -284,6 +292,6 @@ def _ids(built: list[Built], outcome: Outcome) -> tuple[str, ...]:
     return _names(item.partition for item in built if item.outcome is outcome)
 
 
-def _dropped(base: Version | None, content: PartitionTable) -> tuple[str, ...]:
-    now = set(_names(content.partitions))
-    return tuple(name for name in _names(base.partitions if base else ()) if name not in now)
+def _vanished(before: Iterable[Partition], now: Iterable[Partition]) -> tuple[str, ...]:
+    left = set(_names(now))
+    return tuple(name for name in _names(before) if name not in left)

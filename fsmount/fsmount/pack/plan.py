@@ -25,6 +25,7 @@ class Plan:
     reused: tuple[Partition, ...]
     tasks: tuple[Task, ...]
     kept: tuple[Partition, ...]  # in the base, not in the source
+    resumed: tuple[Partition, ...]  # of `reused`: not the base's, but finished by an earlier run
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def make_plan(
     vanished = (part for name, part in known.base.items() if name not in groups)
     kept = () if drop_vanished else tuple(vanished)
     check_partition_ids({*groups, *(part.id for part in kept)})
-    return Plan(tuple(reused), tuple(tasks), kept)
+    resumed = tuple(part for part in reused if part != known.base.get(part.id))
+    return Plan(tuple(reused), tuple(tasks), kept, resumed)
 
 
 def check_sidecars(samples: tuple[SourceSample, ...]) -> None:

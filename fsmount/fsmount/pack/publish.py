@@ -6,6 +6,7 @@ import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+from fsmount.errors import LatestMovedError
 from fsmount.formats import table
 from fsmount.formats.table import PartitionTable
 from fsmount.model import Parent, TagRef, Totals, VersionDocument
@@ -27,7 +28,8 @@ def publish(
 ) -> tuple[VersionDocument, bool]:
     """Publish `content` under `tag`; returns its document, and whether anything had to be done.
 
-    `replaces` is the tag that `latest` must still name. Raises as `Store.publish` does.
+    `replaces` is the tag that `latest` names so far: if it names another one by now, that one
+    stays. Raises as `Store.publish` does otherwise.
     """
     document = VersionDocument(
         tag=tag,
@@ -43,7 +45,10 @@ def publish(
         provenance=provenance(),
         replaces=replaces,
     )
-    done = store.publish(document, staging)
+    try:
+        done = store.publish(document, staging)
+    except LatestMovedError:  # published all the same; another pack was faster with `latest`
+        done = True
     return store.resolve(TagRef(tag)), done
 
 
