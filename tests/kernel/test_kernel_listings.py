@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import signal
@@ -153,6 +154,44 @@ def test_new_names_are_listed(
     see(keysets, "b", add_keyset, names=["a.parquet", "b.parquet"])
     see(versions, "v2", add_version, names=["v1", "v2"])
     assert os.listdir(f"{versions}/v2/keysets") == []
+
+
+@pytest.mark.mounted
+def test_latest_is_never_ahead_of_what_is_listed(
+    whole: tuple[Store, Version, KernelMount],
+) -> None:
+    store, _, served = whole
+
+    def looked(tag: str) -> bool:
+        target = os.readlink(f"{served.root}/latest")
+        assert os.path.basename(target) in os.listdir(f"{served.root}/versions")
+        return target == f"versions/{tag}"
+
+    for tag in ("v2", "v3"):
+        tiny.publish(store, tag, {"a": [tiny.numbered("a/1", 1)]})
+        wait_for(lambda tag=tag: looked(tag))
+
+
+@pytest.mark.mounted
+def test_a_store_that_is_gone_is_an_error(whole: tuple[Store, Version, KernelMount]) -> None:
+    store, _, served = whole
+    lists = [f"{served.root}/versions", f"{served.root}/versions/v1/keysets"]
+    before = [os.listdir(path) for path in lists]
+
+    def fails(path: str) -> bool:
+        try:
+            os.listdir(path)
+        except OSError as error:
+            return error.errno == errno.EIO
+        return False
+
+    os.rename(store.path, f"{store.path}.gone")
+    for path in lists:
+        wait_for(lambda path=path: fails(path))
+    os.rename(f"{store.path}.gone", store.path)
+    for path, names in zip(lists, before, strict=True):
+        wait_for(lambda path=path: not fails(path))
+        assert os.listdir(path) == names
 
 
 LIST = """

@@ -39,7 +39,7 @@ def show(store: Store) -> Show:
     def make(version: Version, verify: Verify = Verify.SIZE, **look: bool) -> VersionTree:
         return VersionTree(
             version,
-            lambda: store.keysets(version.document.table.digest),
+            store.keysets_of(version.document.table.digest),
             ObjectReader(store.objects, verify),
             Look(Owner(12, 34), **look),
         )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from looking import find, read, walk
 
-from fsmount.errors import FormatError
+from fsmount.errors import FormatError, StoreError
 from fsmount.model import VersionDocument
 from fsmount.store import Store
+from fsmount.store.refs import Survey
 from fsmount.testing import tiny
 from fsmount.testing.tiny import Sample
-from fsmount.vfs.filesystem import FOREVER, MOMENT, ROOT_NODE, Kind, Owner
+from fsmount.vfs.filesystem import FOREVER, MOMENT, ROOT_NODE, Kind, Owner, node_number
 from fsmount.vfs.reads import ObjectReader
 from fsmount.vfs.store import StoreTree
 from fsmount.vfs.version import Look
@@ -54,11 +57,16 @@ def test_versions_appear_and_latest_follows(store: Store) -> None:
         find(tree, "latest")
     publish(store, "v1", 1)
     clock.now += MOMENT
+    assert [entry.name for entry in tree.readdir(find(tree, "versions"))] == ["v1"]
+    clock.now += MOMENT
     assert tree.readlink(find(tree, "latest")) == "versions/v1"
     assert [entry.name for entry in tree.readdir(find(tree, "versions"))] == ["v1"]
     publish(store, "v2", 2)
     with pytest.raises(FileNotFoundError):
         find(tree, "versions/v2")  # for a moment
+    clock.now += MOMENT
+    assert {e.name for e in tree.readdir(find(tree, "versions"))} == {"v1", "v2"}
+    assert tree.readlink(find(tree, "latest")) == "versions/v1"  # a moment more
     clock.now += MOMENT
     latest = tree.lookup(ROOT_NODE, "latest")
     assert latest.attr.kind is Kind.SYMLINK
@@ -66,6 +74,76 @@ def test_versions_appear_and_latest_follows(store: Store) -> None:
     assert {e.name for e in tree.readdir(find(tree, "versions"))} == {"v1", "v2"}
     assert read(tree, "versions/v1/VERSION.json") != read(tree, "versions/v2/VERSION.json")
     assert read(tree, "versions/v2/samples/p/x.safetensors")
+
+
+def test_latest_is_not_behind_where_nobody_looked_for_a_while(store: Store) -> None:
+    clock = Clock()
+    publish(store, "v1", 1)
+    tree = show(store, clock)
+    latest = find(tree, "latest")
+    publish(store, "v2", 2)
+    clock.now += 2 * MOMENT
+    assert tree.readlink(latest) == "versions/v2"
+
+
+class Publishing:
+    """A store in which a version is published just after its versions were counted, or before."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.publish: Callable[[], None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def _now(self) -> None:
+        publish, self.publish = self.publish, None
+        if publish is not None:
+            publish()
+
+    def survey(self) -> Survey:
+        self._now()
+        return self._store.survey()
+
+    def latest(self) -> str | None:
+        found = self._store.latest()
+        self._now()
+        return found
+
+
+def test_latest_does_not_vanish_while_a_version_is_published(store: Store) -> None:
+    publish(store, "v1", 1)
+    clock, catalogue = Clock(), Publishing(store)
+    tree = show(catalogue, clock)  # type: ignore[arg-type]
+    for number in (2, 3):
+        catalogue.publish = lambda number=number: publish(store, f"v{number}", number)  # type: ignore[misc]
+        clock.now += 3 * MOMENT
+        target = tree.readlink(find(tree, "latest"))
+        assert target.removeprefix("versions/") in {
+            entry.name for entry in tree.readdir(find(tree, "versions"))
+        }
+
+
+def test_a_store_that_is_gone_lists_nothing_as_empty(store: Store) -> None:
+    clock = Clock()
+    publish(store, "v1", 1)
+    tree = show(store, clock)
+    keysets = find(tree, "versions/v1/keysets")
+    assert list(tree.readdir(keysets)) == []
+    gone = f"{store.path}.gone"
+    os.rename(store.path, gone)
+    clock.now += MOMENT
+    for make in (lambda: None, lambda: os.mkdir(store.path)):  # an unmounted disk's directory
+        make()
+        for node in (keysets, node_number(0, 1), ROOT_NODE):
+            with pytest.raises(StoreError, match=f"{store.path} can't be reached"):
+                list(tree.readdir(node))
+        with pytest.raises(StoreError, match="can't be reached"):
+            tree.lookup(keysets, "one.parquet")
+    os.rmdir(store.path)
+    os.rename(gone, store.path)
+    assert list(tree.readdir(keysets)) == []
+    assert [entry.name for entry in tree.readdir(ROOT_NODE)] == ["versions", "latest"]
 
 
 def test_numbers_are_unique_and_the_same_in_another_server(store: Store) -> None:

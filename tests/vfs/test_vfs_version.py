@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from looking import Show, find, read, walk
@@ -13,6 +15,7 @@ from fsmount.errors import FormatError, IntegrityError, ObjectMissingError
 from fsmount.formats import document as documents
 from fsmount.model import Digest, ObjectRef, Version
 from fsmount.store import Store
+from fsmount.store.refs import Keysets
 from fsmount.testing import tiny
 from fsmount.vfs import layout
 from fsmount.vfs.filesystem import FOREVER, ROOT_NODE, Kind
@@ -103,6 +106,48 @@ def test_errors(version: Version, show: Show) -> None:
         assert caught.value.errno == errno.ESTALE
     with pytest.raises(OSError, match="no symbolic link"):
         tree.readlink(file)
+
+
+def test_many_keysets_are_read_once_each(
+    store: Store, version: Version, show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `ls -l` asks costs a look at the names and each document once."""
+    names = [f"k{number}" for number in range(30)]
+    for name in names:
+        tiny.put_keyset(store, version, name, ["a/x"])
+    counted = {"names": 0, "read": 0}
+    for method in counted:
+        real = getattr(Keysets, method)
+
+        def count(*args: Any, method: str = method, real: Callable[..., Any] = real) -> Any:
+            counted[method] += 1
+            return real(*args)
+
+        monkeypatch.setattr(Keysets, method, count)
+    tree = show(version)
+    keysets = find(tree, "keysets")
+    listed = list(tree.readdir(keysets))
+    assert counted == {"names": 1, "read": 0}
+    for entry in listed:
+        assert tree.lookup(keysets, entry.name).node == entry.node
+        assert tree.getattr(entry.node).attr.size > 0
+    assert sorted(entry.name for entry in listed) == sorted(f"{name}.parquet" for name in names)
+    assert counted == {"names": 1, "read": len(names)}
+
+
+def test_a_damaged_keyset_is_an_error_under_its_own_name(
+    store: Store, version: Version, show: Show
+) -> None:
+    for name in ("good", "bad"):
+        tiny.put_keyset(store, version, name, ["a/x"])
+    path = Path(store.path, "keysets", version.document.table.digest, "bad.json")
+    path.unlink()
+    path.write_text("{}")
+    tree = show(version)
+    assert len(list(tree.readdir(find(tree, "keysets")))) == 2
+    assert read(tree, "keysets/good.parquet")
+    with pytest.raises(FormatError, match=str(path)):
+        find(tree, "keysets/bad.parquet")
 
 
 def test_keysets_appear_and_stay(store: Store, version: Version, show: Show) -> None:

@@ -136,7 +136,7 @@ def _open(
     table = document.table.digest
     keeper.hold([table])
     version = store.version(TableRef(table) if document.tag is None else TagRef(document.tag))
-    return document, VersionTree(version, lambda: store.keysets(table), reader, request.look)
+    return document, VersionTree(version, store.keysets_of(table), reader, request.look)
 
 
 def _look_at_root(mountpoint: str) -> str:

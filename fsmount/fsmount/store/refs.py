@@ -26,6 +26,7 @@ from fsmount.model import FORMAT, Digest, VersionDocument, check_tag
 from fsmount.store import durable, inside
 from fsmount.store.inside import StorePath
 
+STORE_FILE = "store.json"
 VERSIONS = "versions"
 KEYSETS = "keysets"
 LATEST_FILE = "latest.json"
@@ -125,8 +126,8 @@ class Refs:
 
     def keysets(self, table: Digest) -> dict[str, Keyset]:
         """The key-sets of the version with `table`, by name and sorted; FormatError if damaged."""
-        directory = StorePath(self.root, KEYSETS, table)
-        found = {name: self._keyset(table, name) for name in _names(directory)}
+        of_table = Keysets(self.root, table)
+        found = {name: of_table.read(name) for name in of_table.names()}
         return {name: keyset for name, keyset in found.items() if keyset is not None}
 
     def put_keyset(self, keyset: Keyset, staging: StorePath) -> bool:
@@ -140,16 +141,42 @@ class Refs:
         fresh = _link_new(keysets.encode_pointer(keyset), path, staging)
         durable.sync_directory(directory)
         durable.sync_directory(directory.directory)
-        if not fresh and self._keyset(keyset.table, keyset.name) != keyset:
+        if not fresh and Keysets(self.root, keyset.table).read(keyset.name) != keyset:
             raise KeysetExistsError(
                 f"key-set {keyset.name!r} exists with other keys or another selection; "
                 "choose another name"
             )
         return fresh
 
-    def _keyset(self, table: Digest, name: str) -> Keyset | None:
-        path = StorePath(self.root, KEYSETS, table, f"{name}{_SUFFIX}")
-        return _read(path, lambda data: _parse_keyset(table, name, data))
+
+@dataclass(frozen=True, slots=True)
+class Keysets:
+    """The key-sets of the version with `table` in the store at `root`."""
+
+    root: str
+    table: Digest
+
+    def names(self) -> list[str]:
+        """Their names, sorted; none is read. FormatError for a file that can't be one."""
+        directory = StorePath(self.root, KEYSETS, self.table)
+        names = _names(directory)
+        for name in names:
+            try:
+                check_tag(name)
+            except InvalidNameError as error:
+                raise FormatError(f"{directory}: {error}") from error
+        return names
+
+    def read(self, name: str) -> Keyset | None:
+        """The key-set `name`, None if there is none; FormatError if it is damaged."""
+        try:
+            path = StorePath(self.root, KEYSETS, self.table, f"{check_tag(name)}{_SUFFIX}")
+        except InvalidNameError:
+            return None
+        found = _read(path, lambda data: _parse_keyset(self.table, name, data))
+        if found is None:
+            _check_there(self.root)
+        return found
 
 
 def _names(directory: StorePath) -> list[str]:
@@ -160,11 +187,20 @@ def _names(directory: StorePath) -> list[str]:
     try:
         files = inside.names_in(directory)
     except (FileNotFoundError, NotADirectoryError):
+        _check_there(directory.root)
         return []
     except OSError as error:
         raise StoreError(f"can't read {directory}: {durable.cause(error)}") from error
     found = [name for name in files if name.endswith(_SUFFIX) and not name.startswith(".")]
     return sorted(name.removesuffix(_SUFFIX) for name in found)
+
+
+def _check_there(root: str) -> None:
+    """Raise StoreError if the store is gone, so that nothing in it could be found."""
+    try:
+        inside.status(StorePath(root, STORE_FILE))
+    except OSError as error:
+        raise StoreError(f"the store {root} can't be reached: {durable.cause(error)}") from error
 
 
 def _read(path: StorePath, parse: Callable[[bytes], T]) -> T | None:

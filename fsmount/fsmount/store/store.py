@@ -17,11 +17,10 @@ from fsmount.store.inside import StorePath, store_path
 from fsmount.store.leases import DEFAULT_TTL, LEASES, Kind, Lease, Leases
 from fsmount.store.objects import OBJECTS, Objects
 from fsmount.store.publish import publish
-from fsmount.store.refs import KEYSETS, VERSIONS, Refs, Survey
+from fsmount.store.refs import KEYSETS, STORE_FILE, VERSIONS, Keysets, Refs, Survey
 from fsmount.store.sweep import sweep
 from fsmount.store.versions import read_table, resolve
 
-STORE_FILE = "store.json"
 CACHE = "cache"
 TRASH = "trash"
 _LAYOUT = (OBJECTS, VERSIONS, KEYSETS, LEASES, CACHE, durable.STAGING, TRASH)
@@ -130,6 +129,10 @@ class Store:
     def keysets(self, table: Digest) -> dict[str, Keyset]:
         """The key-sets of the version with `table` by name; FormatError for a damaged one."""
         return self._refs.keysets(table)
+
+    def keysets_of(self, table: Digest) -> Keysets:
+        """The same, for whoever wants names alone, or one of them."""
+        return Keysets(self.path, table)
 
     def put_keyset(self, keyset: Keyset, staging: StorePath) -> bool:
         """Store `keyset`, durably; False if it is there. KeysetExistsError, ObjectMissingError."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from fsmount.formats.keyset_pointer import Keyset
 from fsmount.paths import MANIFEST_SUFFIX
@@ -45,38 +47,71 @@ def hashed_places(names: Iterable[str], places: int = _PLACES) -> dict[int, str]
     return dict(sorted(taken.items()))
 
 
+class KeysetSource(Protocol):
+    """The key-sets of a version as a store has them; `fsmount.store.refs.Keysets` is one."""
+
+    def names(self) -> Sequence[str]:
+        """Their names now; StoreError if that can't be told."""
+        ...
+
+    def read(self, name: str) -> Keyset | None:
+        """The key-set `name`, None if there is none; FormatError, StoreError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """The names at one moment, and their places."""
+
+    names: tuple[str, ...]
+    by_place: dict[int, str]
+    places: dict[str, int]
+
+    @classmethod
+    def of(cls, names: tuple[str, ...]) -> _Listed:
+        by_place = hashed_places(names)
+        return cls(names, by_place, {name: place for place, name in by_place.items()})
+
+
 class KeysetFiles:
-    """The directory `keysets` (place 0) and its files, read from the store each time."""
+    """The directory `keysets` (place 0) and its files.
+
+    Names are listed anew each time. A key-set is read once, when it is first asked for.
+    """
 
     def __init__(
         self,
-        keysets: Callable[[], Mapping[str, Keyset]],
+        keysets: KeysetSource,
         *,
         slot: int,
         attrs: Attrs,
         reader: ObjectReader,
         prefix: str,
     ) -> None:
-        self._keysets = keysets
+        self._source = keysets
         self._slot = slot
         self._attrs = attrs
         self._reader = reader
         self._prefix = prefix
+        self._listed = _Listed.of(())
+        self._found: dict[str, Keyset] = {}
         self.root = node_number(slot, 0)
 
     def lookup(self, parent: int, name: str) -> Entry:
         self._check_directory(parent)
         stem = name.removesuffix(MANIFEST_SUFFIX)
-        keysets = self._keysets()
-        if stem == name or stem not in keysets:
+        keyset = None if stem == name else self._keyset(stem)
+        if keyset is None:
             raise absent(f"{KEYSETS}/{name}")
-        place = next(p for p, other in hashed_places(keysets).items() if other == stem)
-        return self._attrs.file(node_number(self._slot, place), keysets[stem].keys.size)
+        place = self._listed.places.get(stem) or self._list().places.get(stem)
+        if place is None:
+            raise absent(f"{KEYSETS}/{name}")
+        return self._attrs.file(node_number(self._slot, place), keyset.keys.size)
 
     def getattr(self, node: int) -> Entry:
         if node == self.root:
             return self._attrs.directory(node, 2)
-        return self._attrs.file(node, self._keyset(node).keys.size)
+        return self._attrs.file(node, self._at(node).keys.size)
 
     def parent(self, node: int) -> int:
         """Of a file: it is no directory. Where `keysets` itself lies is the version's to say."""
@@ -85,28 +120,43 @@ class KeysetFiles:
 
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         self._check_directory(node)
-        return self._list(offset)
+        return self._entries(self._list(), offset)
 
     def open(self, node: int) -> Handle:
         if node == self.root:
             raise os_error(errno.EISDIR, KEYSETS)
-        keyset = self._keyset(node)
+        keyset = self._at(node)
         about = f"{self._prefix}{KEYSETS}/{keyset.name}{MANIFEST_SUFFIX}"
         return self._reader.open(keyset.keys, about, node, Verify.OPEN)
 
-    def _list(self, offset: int) -> Iterator[DirEntry]:
-        for place, name in hashed_places(self._keysets()).items():
+    def _entries(self, listed: _Listed, offset: int) -> Iterator[DirEntry]:
+        for place, name in listed.by_place.items():
             if place > offset:
                 node = node_number(self._slot, place)
                 yield DirEntry(f"{name}{MANIFEST_SUFFIX}", node, Kind.FILE, place)
 
-    def _keyset(self, node: int) -> Keyset:
-        keysets = self._keysets()
-        name = hashed_places(keysets).get(slot_and_place(node)[1])
-        if name is None:
+    def _list(self) -> _Listed:
+        names = tuple(self._source.names())
+        if names != self._listed.names:
+            self._listed = _Listed.of(names)
+        return self._listed
+
+    def _keyset(self, name: str) -> Keyset | None:
+        found = self._found.get(name)
+        if found is None:
+            found = self._source.read(name)
+            if found is not None:
+                self._found[name] = found
+        return found
+
+    def _at(self, node: int) -> Keyset:
+        place = slot_and_place(node)[1]
+        name = self._listed.by_place.get(place) or self._list().by_place.get(place)
+        keyset = None if name is None else self._keyset(name)
+        if keyset is None:
             raise stale(node)
-        return keysets[name]
+        return keyset
 
     def _check_directory(self, node: int) -> None:
         if node != self.root:
-            raise not_a_directory(f"{KEYSETS}/{self._keyset(node).name}")
+            raise not_a_directory(f"{KEYSETS}/{self._at(node).name}")

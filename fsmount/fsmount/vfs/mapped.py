@@ -20,7 +20,7 @@ from fsmount.errors import FormatError
 from fsmount.formats import document as documents
 from fsmount.model import TableRef, TagRef, Version, VersionDocument
 from fsmount.private import cache_directory, shrink
-from fsmount.store.refs import Refs, Survey
+from fsmount.store.refs import Keysets, Refs, Survey
 from fsmount.vfs import pathlist
 from fsmount.vfs.attrs import Attrs, nanoseconds
 from fsmount.vfs.files import FixedFiles
@@ -92,7 +92,6 @@ def mapped_version(
     """
     document = documents.decode(paths.document)
     attrs = Attrs(look.owner, nanoseconds(document.created_at))
-    refs, table = Refs(store), document.table.digest
 
     def samples() -> Part:
         version = load_version(store, document)
@@ -105,7 +104,7 @@ def mapped_version(
         document,
         FixedFiles(paths, slot=first_slot, attrs=attrs, reader=reader, prefix=prefix),
         KeysetFiles(
-            lambda: refs.keysets(table),
+            Keysets(store, document.table.digest),
             slot=first_slot + KEYSET_FILES,
             attrs=attrs,
             reader=reader,

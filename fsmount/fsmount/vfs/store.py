@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from fsmount.formats.keyset import Keyset
 from fsmount.model import Digest, TagRef, Version, VersionDocument
 from fsmount.store.refs import Survey
+from fsmount.vfs.keysets import KeysetSource
 from fsmount.vfs.parted import Look, PartedTree
 from fsmount.vfs.reads import ObjectReader
 from fsmount.vfs.version import VersionTree
@@ -20,7 +20,7 @@ class Source(Protocol):
     def survey(self) -> Survey: ...
     def latest(self) -> str | None: ...
     def version(self, ref: TagRef) -> Version: ...
-    def keysets(self, table: Digest) -> dict[str, Keyset]: ...
+    def keysets_of(self, table: Digest) -> KeysetSource: ...
 
 
 class StoreTree(VersionsTree):
@@ -38,10 +38,9 @@ class StoreTree(VersionsTree):
         """`clock` counts seconds; `on_first_use` is called before a version's parts are read."""
 
         def build(document: VersionDocument, *, first_slot: int, prefix: str) -> PartedTree:
-            table = document.table.digest
             return VersionTree(
                 store.version(TagRef(str(document.tag))),
-                lambda: store.keysets(table),
+                store.keysets_of(document.table.digest),
                 reader,
                 look,
                 first_slot=first_slot,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from fsmount.formats import document as documents
-from fsmount.formats.keyset import Keyset
 from fsmount.model import Version
 from fsmount.vfs.attrs import Attrs, nanoseconds
 from fsmount.vfs.files import FixedFiles
-from fsmount.vfs.keysets import KeysetFiles
+from fsmount.vfs.keysets import KeysetFiles, KeysetSource
 from fsmount.vfs.layout import usage, version_tree
 from fsmount.vfs.parted import (
     KEYSET_FILES,
@@ -32,14 +29,14 @@ class VersionTree(PartedTree):
     def __init__(
         self,
         version: Version,
-        keysets: Callable[[], Mapping[str, Keyset]],
+        keysets: KeysetSource,
         reader: ObjectReader,
         look: Look,
         *,
         first_slot: int = 0,
         prefix: str = "",
     ) -> None:
-        """`keysets` gives the version's key-sets as they are now; `prefix` names it in messages.
+        """`keysets` are the version's, as they are now; `prefix` names it in messages.
 
         Raises FormatError if the partitions' ids clash.
         """

@@ -39,6 +39,7 @@ from fsmount.vfs.parted import KEYSET_FILES, SLOTS, Look, PartedTree, root_entry
 VERSIONS = "versions"
 _VERSIONS_NODE = node_number(0, 1)
 _LATEST_NODE = node_number(0, 2)
+_SETTLED = 2 * MOMENT  # after that no listing is kept that was made of an earlier look
 _FAMILIES = (1 << 21) - 1  # groups of SLOTS slots; the first is the store's own
 
 
@@ -224,18 +225,29 @@ class VersionsTree:
         """What the store has, as of less than a moment ago, and what was looked into before."""
         seen, now = self._seen, self._clock()
         if seen is None or now - seen.read_at >= MOMENT:
+            faults: dict[str, FsmountError] = {}
+            latest = self._latest(faults)  # first: what it names is published by then
             found = self._store.survey()
-            faults = dict(found.faults)
+            faults |= found.faults
             documents = families_of(found.versions)
             if seen is not None:
                 documents |= {family: seen.documents[family] for family in self._trees}
             families = {str(document.tag): family for family, document in documents.items()}
-            latest = self._latest(faults)
-            latest = latest if latest in families else None
+            latest = self._followed(latest, families, now)
             self._seen = seen = _Seen(
                 dict(sorted(documents.items())), families, faults, latest, now
             )
         return seen
+
+    def _followed(self, latest: str | None, families: dict[str, int], now: float) -> str | None:
+        """What `latest` is said to be: one look behind where its version is new.
+
+        A kernel may have kept a listing of `versions` from the look before, a moment longer.
+        """
+        seen = self._seen
+        if seen is not None and now - seen.read_at < _SETTLED and latest not in seen.families:
+            latest = seen.latest
+        return latest if latest in families else None
 
     def _latest(self, faults: dict[str, FsmountError]) -> str | None:
         try:
