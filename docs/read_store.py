@@ -23,7 +23,8 @@ def read_object(store, digest):
 
 
 def read_parquet(store, digest):
-    return pq.read_table(pa.BufferReader(read_object(store, digest)))
+    with pq.ParquetFile(pa.BufferReader(read_object(store, digest))) as file:
+        return file.read(use_threads=False)  # no thread is left to run when the program ends
 
 
 def read_tensors(member):

@@ -16,6 +16,7 @@ from fsmount.paths import MANIFEST_SUFFIX, encode_id
 FORMAT = 1
 LATEST = "latest"
 ROOT_PARTITION = "root_"
+NO_FIELDS = '{"kinds":{},"more":false,"texts":[]}'
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -153,6 +154,8 @@ class Partition:
     manifest: ObjectRef
     shards: tuple[ShardRef, ...]
     source_fingerprint: str  # of the listing it was read from; "" where unknown
+    fields: str = NO_FIELDS  # the kinds of its samples' fields, as `formats.kinds` dumps them
+    schema: str = "{}"  # the fields' types in its manifest: those of the whole version, as JSON
 
     def __post_init__(self) -> None:
         check_partition_id(self.id)

@@ -16,8 +16,9 @@ from fsmount.errors import FormatError, IntegrityError, SidecarError
 from fsmount.formats import manifest, parquet, sample
 from fsmount.formats.checked import dump_compact
 from fsmount.formats.manifest import OWN_COLUMNS, SCHEMA, Manifest, Text
+from fsmount.testing.one_schema import encode_alone
 
-DATA = manifest.encode(ROWS, META)
+DATA = encode_alone(ROWS, META)
 
 
 def changed(**columns: Any) -> bytes:
@@ -77,25 +78,25 @@ def test_only_the_columns_asked_for_are_read() -> None:
 def test_any_sidecar_comes_back_verbatim(value: dict[str, Any]) -> None:
     data = dump_compact(value).encode()
     rows = [replace(ROWS[0], sidecar=data, texts=()), *ROWS[1:]]
-    assert manifest.decode(manifest.encode(rows, META)).rows() == rows
+    assert manifest.decode(encode_alone(rows, META)).rows() == rows
 
 
 def test_equal_rows_give_equal_bytes() -> None:
-    assert manifest.encode(ROWS, META) == DATA
+    assert encode_alone(ROWS, META) == DATA
 
 
 @pytest.mark.parametrize("name", OWN_COLUMNS)
 def test_a_field_may_not_have_the_name_of_our_columns(name: str) -> None:
     sidecar = dump_compact({name: 1}).encode()
     with pytest.raises(SidecarError, match=f"'a/b/1'.*'{name}'"):
-        manifest.encode([replace(ROWS[1], sidecar=sidecar)], META)
+        encode_alone([replace(ROWS[1], sidecar=sidecar)], META)
     with pytest.raises(SidecarError, match=name):
-        manifest.encode([replace(ROWS[1], texts=(Text(name, "<U1", "x"),))], META)
+        encode_alone([replace(ROWS[1], texts=(Text(name, "<U1", "x"),))], META)
 
 
 def test_a_field_and_a_text_array_of_one_name_are_refused() -> None:
     with pytest.raises(SidecarError, match="'n' is in the sidecar and a text array"):
-        manifest.encode([replace(ROWS[1], texts=(Text("n", "<U1", "x"),))], META)
+        encode_alone([replace(ROWS[1], texts=(Text("n", "<U1", "x"),))], META)
 
 
 BIG = (1 << 63) - 1

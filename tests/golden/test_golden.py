@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from fsmount.formats import document, keyset, manifest, revision, sample, table
-from fsmount.model import Digest, LatestRef, TableRef, TagRef, Version
+from fsmount.model import Digest, DirectoryRule, LatestRef, TableRef, TagRef, Version
 from fsmount.pack.shards import verify_shard
+from fsmount.paths import manifest_path
 from fsmount.store import Store
 
 HERE = Path(__file__).parent
@@ -97,24 +98,43 @@ def test_documents_encode_to_the_same_bytes(tag: str) -> None:
     assert document.encode(document.decode(data)) == data
 
 
-def test_columns_keep_their_types(store: Store) -> None:
+def test_columns_have_the_types_of_the_version(store: Store) -> None:
     version = store.version(TagRef("v1"))
-    listed = next(m for m in _manifests(store, version) if m.meta.partition == "names")
-    types = {field.name: str(field.type) for field in listed.table.schema}
-    shown = {name: types[name] for name in ("label", "score", "u64", "tags", "box", "nested")}
+    manifests = {m.meta.partition: m for m in _manifests(store, version)}
+    schemas = [m.table.schema.remove_metadata() for m in manifests.values()]
+    assert all(schema == schemas[0] for schema in schemas)
+    types = {field.name: str(field.type) for field in schemas[0]}
+    shown = {
+        name: types[name] for name in ("label", "ratio", "score", "u64", "tags", "box", "nested")
+    }
     assert shown == {
         "label": "int64",
+        "ratio": "double",
         "score": "string",
         "u64": "uint64",
         "tags": "list<element: string>",
         "box": "struct<d: null, h: int64, w: int64>",
         "nested": "list<element: list<element: struct<a: list<element: double>>>>",
     }
-    assert listed.meta.json_columns == ("empty", "huge", "mixed", "score", "text")
-    texts = dict(
-        zip(listed.table["__key__"].to_pylist(), listed.table["huge"].to_pylist(), strict=True)
-    )
-    assert texts["names/ü\n%2E"] == "18446744073709551616"
+    for name, column, value in (
+        ("names/ü\n%2E", "huge", "18446744073709551616"),
+        ("_val/label=3/one", "tiny", "1e-400"),
+        ("_val/label=3/one", "ratio", 2.0),
+        ("_val/two", "tiny", "0.0"),
+        ("top", "score", "2.5"),
+    ):
+        listed = manifests[DirectoryRule().partition_of(name)]
+        assert listed.meta.json_columns == ("empty", "huge", "mixed", "score", "text", "tiny")
+        rows = {row["__key__"]: row for row in listed.table.select(["__key__", column]).to_pylist()}
+        assert rows[name][column] == value
+
+
+def test_partitions_are_shown_where_readers_find_them(store: Store) -> None:
+    version = store.version(TagRef("v1"))
+    assert [manifest_path(part.id) for part in version.partitions] == [
+        "manifests/%5Fval.parquet", "manifests/%5Fval/label%3D3.parquet",
+        "manifests/dtypes.parquet", "manifests/names.parquet", "manifests/root_.parquet",
+    ]  # fmt: skip
 
 
 def test_versions_are_found_by_every_reference(store: Store) -> None:

@@ -62,7 +62,9 @@ def change_table(root: Path, partition: str, row: Mapping[str, Any]) -> None:
     table, told = parquet.read((root / "partitions.parquet").read_bytes(), "table")
     rows = [{**one, **row} if one["id"] == partition else one for one in table.to_pylist()]
     with suppress(FsmountError):  # the row is refused before the revision is looked at
-        told["content_revision"] = content_revision(tuple(map(partition_from_json, rows)))
+        told["content_revision"] = content_revision(
+            tuple(partition_from_json({**one, "fields": "", "schema": ""}) for one in rows)
+        )
     data = parquet.write(pa.Table.from_pylist(rows, schema=table.schema), told)
     (root / "partitions.parquet").write_bytes(data)
     change_document(root, ("table", "digest"), hashlib.sha256(data).hexdigest())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fsmount.formats import document, keyset, manifest, revision, sample, shard, table
 from fsmount.model import Digest, DirectoryRule, ObjectRef, Partition, Recipe, ShardRef
+from fsmount.testing import one_schema
 
 Arrays = Mapping[str, NDArray[Any]]
 RECIPE = Recipe(shard_bytes=1 << 20)
@@ -49,7 +50,7 @@ def build(root: Path, partitions: Mapping[str, Sequence[Sequence[Sample]]]) -> P
         _partition(root, name, shards)
         for name, shards in sorted(partitions.items(), key=lambda item: item[0].encode())
     )
-    parts = table.PartitionTable(DirectoryRule(), "", RECIPE, rows)
+    parts = table.PartitionTable(DirectoryRule(), "", RECIPE, _conform(root, rows))
     data = table.encode(parts)
     ref = ObjectRef(Digest(hashlib.sha256(data).hexdigest()), len(data))
     (root / "partitions.parquet").write_bytes(data)
@@ -87,13 +88,24 @@ def _partition(root: Path, name: str, shards: Sequence[Sequence[Sample]]) -> Par
     meta = manifest.ManifestMeta(
         name, revised, renamed, tuple(refs), tuple(schemas), (), "zstd 1.5"
     )
-    data = manifest.encode(rows, meta)
+    data = one_schema.encode_alone(rows, meta)
     path = root / "manifests" / f"{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     raw = sum(row.raw_size for row in rows)
     ref = ObjectRef(Digest(hashlib.sha256(data).hexdigest()), len(data))
     return Partition(name, revised, renamed, len(rows), raw, ref, tuple(refs), "")
+
+
+def _conform(root: Path, parts: Sequence[Partition]) -> tuple[Partition, ...]:
+    paths = [root / "manifests" / f"{part.id}.parquet" for part in parts]
+    found = one_schema.conform([path.read_bytes() for path in paths])
+    conformed = []
+    for part, path, each in zip(parts, paths, found, strict=True):
+        path.write_bytes(each.data)
+        ref = ObjectRef(Digest(hashlib.sha256(each.data).hexdigest()), len(each.data))
+        conformed.append(replace(part, manifest=ref, fields=each.fields, schema=each.schema))
+    return tuple(conformed)
 
 
 def _members(

@@ -15,6 +15,7 @@ from small_versions import Arrays, Sample, build
 from fsmount.errors import FormatError, IntegrityError, LoadError, PlanError
 from fsmount.formats import document, manifest, table
 from fsmount.model import Digest, ObjectRef
+from fsmount.testing import one_schema
 from fsmount_loader import ShardDataset, ShardLoader
 
 
@@ -88,7 +89,7 @@ def lying(root: Path, length: int) -> Path:
     raw = min(8 * length + len(header(length)), 2**63 - 1)
     rows[2] = replace(rows[2], schema=4, raw_size=raw)
     meta = replace(found.meta, schemas=(*found.meta.schemas, header(length)))
-    path.write_bytes(manifest.encode(rows, meta))
+    path.write_bytes(one_schema.encode_alone(rows, meta))
     (part,) = parts.partitions
     parts = replace(parts, partitions=(replace(part, manifest=ref_to(path)),))
     (root / "partitions.parquet").write_bytes(table.encode(parts))

@@ -17,6 +17,7 @@ from npz_tree import (
     Content,
     check_nothing_left,
     numbered,
+    objects,
     read_version,
     run_pack,
     tags,
@@ -60,12 +61,13 @@ def check_versions(store: Path, expected: dict[str, dict[str, Content]]) -> None
 
 
 def old_version(source: Path, store: Path) -> dict[str, dict[str, Content]]:
-    """An older version with one partition that changes and one whose sidecar changes."""
-    old = write_numbered(source, {"a/1": 1, "b/2": 2})
+    """An older version: one partition changes, one's sidecar, and with it the columns of all."""
+    old = write_numbered(source, {"a/1": 1, "b/2": 2, "c/3": 3})
     run_pack(source, store, "v1")
     new = {
         "a/1": write_sample(source, "a/1", numbered(3)),
         "b/2": write_sample(source, "b/2", numbered(2), b'{"changed": 1}'),
+        "c/3": old["c/3"],
     }
     return {"v1": old, "v2": new}
 
@@ -81,7 +83,7 @@ def test_kill_at_every_step(
     source, before, store = (tmp_path / name for name in ("source", "before", "store"))
     expected = begin(source, before)
     seen: set[tuple[str | None, ...]] = set()
-    revisions, reads = set(), []
+    revisions, manifests, reads = set(), set(), []
     with agent() as ask:
         for step in itertools.count():
             shutil.rmtree(store, ignore_errors=True)
@@ -95,11 +97,13 @@ def test_kill_at_every_step(
                 seen.add((*tags(store), Store.open(str(store)).latest()))
             revision, samples_read = ask(source, store, None)
             revisions.add(revision)
+            manifests.add(str(objects(store, "v2")))
             reads.append(samples_read)
             assert tags(store) == list(expected)
             assert Store.open(str(store)).latest() == "v2"
             check_versions(store, expected)
     assert revisions == {answer[0]}
+    assert len(manifests) == 1
     check_nothing_left(store)
     assert step > 50  # else the steps were not counted
     assert (reads[0], reads[-1]) == (answer[1], 0)

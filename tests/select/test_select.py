@@ -9,13 +9,15 @@ from contextlib import suppress
 from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
 
-from fsmount.errors import PlanError
+from fsmount.errors import FormatError, PlanError
 from fsmount.formats import manifest, sample
 from fsmount.model import Digest, ShardRef
-from fsmount.select import rows_of_keys, rows_where
+from fsmount.select import read_columns, rows_of_keys, rows_where
 from fsmount.select.expression import Params
+from fsmount.testing import one_schema
 
 HEADER = sample.read_schema(sample.encode({})).header
 
@@ -41,11 +43,12 @@ def manifest_bytes(partition: str, sidecars: Sequence[object], **texts: str) -> 
     revision = Digest("0" * 64)
     shard = ShardRef(revision, 512 + 1024 * len(rows), len(rows))
     meta = manifest.ManifestMeta(partition, revision, revision, (shard,), (HEADER,), (), "zstd")
-    return manifest.encode(rows, meta)
+    return one_schema.encode_alone(rows, meta)
 
 
 def select(where: str, *manifests: bytes, params: Params = None) -> list[list[int]]:
-    found = rows_where([lambda m=m: m for m in manifests], where, params)
+    datas = [each.data for each in one_schema.conform(manifests)]
+    found = rows_where([lambda m=m: m for m in datas], where, params)
     return [rows.tolist() for rows, _ in found]
 
 
@@ -203,12 +206,23 @@ def test_a_field_of_mixed_types_is_compared_as_json_text() -> None:
     assert select("v IS NULL", numbers, words, mixed) == [[1, 2], [], []]
 
 
-def test_integers_stay_exact_or_are_refused() -> None:
-    small = manifest_bytes("s", [{"v": -1}])
+def test_integers_stay_exact() -> None:
+    small = manifest_bytes("s", [{"v": 1}])
     large = manifest_bytes("l", [{"v": 2**64 - 1}])
-    assert select(f"v = {2**64 - 1} OR v = -1", small, large) == [[0], [0]]
-    with pytest.raises(PlanError, match="'v' can't be read as double"):
-        select("v > 0", manifest_bytes("r", [{"v": 0.5}]), manifest_bytes("i", [{"v": 2**53 + 1}]))
+    assert select(f"v = {2**64 - 1} OR v = 1", small, large) == [[0], [0]]
+    large = manifest_bytes("l", [{"v": 2**53 + 1}])
+    assert select(f"v = '{2**53 + 1}'", manifest_bytes("r", [{"v": 0.5}]), large) == [[], [0]]
+
+
+@pytest.mark.parametrize("other", [{"v": 0.5}, {"w": 1}])
+def test_manifests_of_two_schemas_are_no_version(other: dict[str, Any]) -> None:
+    first, second = manifest_bytes("one", [{"v": 1}]), manifest_bytes("two", [other])
+    for read in (
+        lambda: list(rows_where([lambda: first, lambda: second], "v = 1")),
+        lambda: read_columns([lambda: first, lambda: second], ["v"], [np.array([0])] * 2),
+    ):
+        with pytest.raises(FormatError, match=r"partition 'two' .* column 'v' is .*, and int64 in"):
+            read()
 
 
 def test_structs_join_over_partitions() -> None:
@@ -306,35 +320,26 @@ def test_only_named_columns_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(columns)
         return decode(data, columns)
 
+    datas = [each.data for each in one_schema.conform([A, B])]
+    readers = [lambda data=data: data for data in datas]
     monkeypatch.setattr(manifest, "decode", spy)
-    assert select("label = 1", A, B) == [[0], [1]]
+    list(rows_where(readers, "label = 1"))
     assert asked == [["label"]] * 2
-    assert select("true", A) == [[0, 1, 2, 3]]
+    list(rows_where(readers[:1], "true"))
     assert asked[2:] == [["__index__"]]
 
 
-@pytest.mark.parametrize("room", [1 << 20, len(A), 0])
-def test_types_are_read_from_footers_and_each_manifest_is_decoded_once(
-    room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[bytes] = []
-    decoded: list[bytes] = []
-    decode = manifest.decode
+def test_each_manifest_is_read_once_but_the_first() -> None:
+    read: list[str] = []
 
-    def reader(data: bytes) -> bytes:
-        read.append(data)
+    def reader(name: str, data: bytes) -> bytes:
+        read.append(name)
         return data
 
-    def spy(data: bytes, columns: Sequence[str] | None = None) -> manifest.Manifest:
-        decoded.append(data)
-        return decode(data, columns)
-
-    monkeypatch.setattr(manifest, "decode", spy)
-    monkeypatch.setattr("fsmount.select.rows._KEPT_BYTES", room)
-    readers = [lambda: reader(A), lambda: reader(B)]
+    a, b = (each.data for each in one_schema.conform([A, B]))
+    readers = [lambda: reader("a", a), lambda: reader("b", b)]
     found = list(rows_where(readers, "label = 1", also=["__size__", "__offset__"]))
-    assert read == [A, B, *({1 << 20: [], len(A): [B], 0: [A, B]}[room])]
-    assert decoded == [A, B]
+    assert sorted(read) == ["a", "a", "b"]
     assert [rows.tolist() for rows, _ in found] == [[0], [1]]
     assert [each.meta.partition for _, each in found] == ["a", "b"]
     assert [each.table.column("__size__").to_pylist() for _, each in found] == [
@@ -343,4 +348,4 @@ def test_types_are_read_from_footers_and_each_manifest_is_decoded_once(
     ]
     read.clear()
     list(rows_where(readers, "__index__ = 1"))  # a manifest's own columns have one type
-    assert read == [A, B]
+    assert sorted(read) == ["a", "b"]

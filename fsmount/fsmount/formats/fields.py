@@ -1,33 +1,27 @@
 """Sidecars, and the typed columns that their fields become.
 
 The verbatim bytes of a sidecar are in the manifest; the columns beside them exist for queries. A
-field whose values no Parquet type holds faithfully becomes a column of their JSON texts.
-docs/format.md, "Fields", has the rules.
+field whose values no Parquet type holds faithfully becomes a column of their JSON texts. `kinds`
+finds out which type each field has.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import isinf
 from typing import Any
 
 import pyarrow as pa
 
-from fsmount.errors import SidecarError
+from fsmount.errors import FormatError, SidecarError
 from fsmount.formats.checked import is_unicode
+from fsmount.formats.kinds import JSON, Literal, Schema, arrow_type
 
 _DEPTH_MAX = 64  # of objects and arrays in a sidecar
-_LEVELS_MAX = 32  # of lists and structs in a column; pyarrow reads no Parquet of 50
+_SIGNIFICANT = re.compile("[^eE]*[1-9]")  # a digit of a number that is not zero
 _DIGITS_MAX = 1000  # of an integer that we compute with; Python refuses some 4300
-_EXACT = 1 << 53  # every integer up to here is a double
-
-
-class _Literal(str):
-    """A number that Python has no exact value for, kept as it was written."""
-
-    __slots__ = ()
 
 
 def parse_sidecar(data: bytes) -> dict[str, Any]:
@@ -57,26 +51,27 @@ def json_text(value: Any) -> str:
         return "{" + ",".join(f"{json.dumps(k)}:{json_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(json_text, value)) + "]"
-    return str(value) if isinstance(value, _Literal) else json.dumps(value)
+    return str(value) if isinstance(value, Literal) else json.dumps(value)
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, pa.Array], tuple[str, ...]]:
-    """The columns of all fields of `rows`, sorted by name, and which of them are JSON texts.
+def columns(
+    rows: Sequence[Mapping[str, Any]], schema: Schema
+) -> tuple[dict[str, pa.Array], tuple[str, ...]]:
+    """The columns of `schema`, filled with `rows`, and which of them are JSON texts.
 
     A row is a parsed sidecar. Missing and null fields are null; the verbatim bytes tell them apart.
+    The schema must hold the fields of `rows`; FormatError for a value of quite another type.
     """
-    names = sorted({name for row in rows for name in row})
     arrays: dict[str, pa.Array] = {}
-    texts = []
-    for name in names:
+    for name, kind in schema.items():
         values = [row.get(name) for row in rows]
-        kind = _arrow(_join_all(map(_infer, values)))
-        if kind is None or _levels(kind) > _LEVELS_MAX:
-            arrays[name] = json_column(values)
-            texts.append(name)
-        else:
-            arrays[name] = pa.array(values, kind)
-    return arrays, tuple(texts)
+        try:
+            arrays[name] = (
+                json_column(values) if kind == JSON else pa.array(values, arrow_type(kind))
+            )
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
+            raise FormatError(f"field {name!r} has other values than {kind}: {error}") from error
+    return arrays, tuple(name for name, kind in schema.items() if kind == JSON)
 
 
 def json_column(values: Iterable[Any]) -> pa.Array:
@@ -84,170 +79,15 @@ def json_column(values: Iterable[Any]) -> pa.Array:
     return pa.array([None if v is None else json_text(v) for v in values], pa.string())
 
 
-def unify(types: Iterable[pa.DataType | None]) -> pa.DataType | None:
-    """The type that a field has over partitions, given its type in each; None stands for JSON text.
-
-    Integers of both signs join as decimal(20, 0), integers and doubles as double (a reader must
-    refuse an integer that a double can't hold), lists and structs by their parts. Any other
-    mixture is JSON text.
-    """
-    joined: pa.DataType | None = pa.null()
-    for kind in types:
-        joined = None if joined is None or kind is None else _unify(joined, kind)
-    return joined
-
-
-def _unify(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    if a == b or pa.types.is_null(b):
-        return a
-    if pa.types.is_null(a):
-        return b
-    if _is_number(a) and _is_number(b):
-        return pa.float64() if pa.float64() in (a, b) else pa.decimal128(20, 0)
-    if pa.types.is_list(a) and pa.types.is_list(b):
-        item = _unify(a.value_type, b.value_type)
-        return None if item is None else pa.list_(item)
-    if pa.types.is_struct(a) and pa.types.is_struct(b):
-        return _unify_structs(a, b)
-    return None
-
-
-def _unify_structs(a: pa.StructType, b: pa.StructType) -> pa.DataType | None:
-    parts: dict[str, pa.DataType] = {field.name: field.type for field in a}
-    for field in b:
-        kind = _unify(parts.get(field.name, pa.null()), field.type)
-        if kind is None:
-            return None
-        parts[field.name] = kind
-    return pa.struct(sorted(parts.items()))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    )
-
-
-# What values a field takes, as small frozen values that join.
-
-
-@dataclass(frozen=True, slots=True)
-class _Null:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Scalar:
-    type: pa.DataType
-
-
-@dataclass(frozen=True, slots=True)
-class _Number:
-    real: bool  # some value is no integer
-    low: int  # of the integers
-    high: int
-
-
-@dataclass(frozen=True, slots=True)
-class _List:
-    item: _Kind
-
-
-@dataclass(frozen=True, slots=True)
-class _Struct:
-    parts: tuple[tuple[str, _Kind], ...]  # sorted by name
-
-
-@dataclass(frozen=True, slots=True)
-class _Mixed:
-    """No Parquet type holds these values faithfully."""
-
-
-_Kind = _Null | _Scalar | _Number | _List | _Struct | _Mixed
-
-
-def _infer(value: Any) -> _Kind:  # noqa: PLR0911 - one case a line
-    match value:
-        case None:
-            return _Null()
-        case bool():
-            return _Scalar(pa.bool_())
-        case int():
-            return _Number(False, value, value)
-        case float():
-            return _Number(True, 0, 0)
-        case _Literal():
-            return _Mixed()
-        case str():
-            return _Scalar(pa.string()) if is_unicode(value) else _Mixed()
-        case list():
-            return _List(_join_all(map(_infer, value)))
-        case _:
-            if not value or not all(map(is_unicode, value)):
-                return _Mixed()
-            return _Struct(tuple((name, _infer(value[name])) for name in sorted(value)))
-
-
-def _join_all(kinds: Iterable[_Kind]) -> _Kind:
-    joined: _Kind = _Null()
-    for kind in kinds:
-        joined = _join(joined, kind)
-    return joined
-
-
-def _join(a: _Kind, b: _Kind) -> _Kind:
-    match a, b:
-        case (_Null(), other) | (other, _Null()):
-            return other
-        case _Number(), _Number():
-            return _Number(a.real or b.real, min(a.low, b.low), max(a.high, b.high))
-        case _List(), _List():
-            return _List(_join(a.item, b.item))
-        case _Struct(), _Struct():
-            parts = dict(a.parts)
-            for name, kind in b.parts:
-                parts[name] = _join(parts.get(name, _Null()), kind)
-            return _Struct(tuple(sorted(parts.items(), key=lambda part: part[0])))
-    return a if a == b else _Mixed()
-
-
-def _arrow(kind: _Kind) -> pa.DataType | None:
-    match kind:
-        case _Null():
-            return pa.null()
-        case _Scalar():
-            return kind.type
-        case _Number():
-            return _arrow_number(kind)
-        case _List():
-            item = _arrow(kind.item)
-            return None if item is None else pa.list_(item)
-        case _Struct():
-            parts = [(name, _arrow(part)) for name, part in kind.parts]
-            return None if any(part is None for _, part in parts) else pa.struct(parts)
-    return None
-
-
-def _levels(kind: pa.DataType) -> int:
-    parts = [kind.field(i).type for i in range(kind.num_fields)]
-    return 1 + max(map(_levels, parts)) if parts else 0
-
-
-def _arrow_number(kind: _Number) -> pa.DataType | None:
-    if kind.real:
-        return pa.float64() if kind.low >= -_EXACT and kind.high <= _EXACT else None
-    if kind.low >= -(1 << 63) and kind.high < 1 << 63:
-        return pa.int64()
-    return pa.uint64() if kind.low >= 0 and kind.high < 1 << 64 else None
-
-
-def _number(text: str) -> float | _Literal:
+def _number(text: str) -> float | Literal:
+    """The double nearest to a number; one that no finite double stands for keeps its text."""
     value = float(text)
-    return _Literal(text) if isinf(value) else value
+    vanished = value == 0 and _SIGNIFICANT.match(text) is not None
+    return Literal(text) if vanished or isinf(value) else value
 
 
-def _integer(text: str) -> int | _Literal:
-    return int(text) if len(text) <= _DIGITS_MAX else _Literal(text)
+def _integer(text: str) -> int | Literal:
+    return int(text) if len(text) <= _DIGITS_MAX else Literal(text)
 
 
 def _refuse_constant(text: str) -> float:
@@ -265,6 +105,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _deep(value: Any) -> bool:
     level = [value]
     for _ in range(_DEPTH_MAX):
+        if not level:
+            break
         level = [
             part
             for outer in level

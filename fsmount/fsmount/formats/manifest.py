@@ -23,9 +23,10 @@ from fsmount.errors import (
     SidecarError,
     shortened,
 )
-from fsmount.formats import fields, parquet
+from fsmount.formats import fields, kinds, parquet
 from fsmount.formats.checked import dump_compact, get, is_unicode, load_object
 from fsmount.formats.document import check_format
+from fsmount.formats.kinds import Fields, Schema
 from fsmount.formats.sample import ALIGNMENT
 from fsmount.formats.shard import BLOCK
 from fsmount.formats.table import shard_from_json, shard_to_json
@@ -151,15 +152,22 @@ class Manifest:
         return sorted({name for text in texts if text is not None for name in _descrs(text)})
 
 
-def encode(rows: Sequence[Row], meta: ManifestMeta) -> bytes:
+def fields_of(rows: Sequence[Row]) -> Fields:
+    """The fields and text arrays of `rows`; SidecarError naming the key, as `encode`."""
+    texts = {text.name for row in rows for text in row.texts}
+    return kinds.fields_of(map(_fields, rows), texts)
+
+
+def encode(rows: Sequence[Row], meta: ManifestMeta, schema: Schema) -> bytes:
     """The Parquet bytes of `rows`, in shard order; `meta.json_columns` is filled in here.
 
-    Raises SidecarError naming the key for a sidecar that can't become columns.
+    `schema` is the version's; FormatError if it does not hold the fields of `rows`. Raises
+    SidecarError naming the key for a sidecar that can't become columns.
     """
     own = [
         pa.array([_own(row, name) for row in rows], SCHEMA.field(name).type) for name in OWN_COLUMNS
     ]
-    typed, json_columns = fields.columns([_fields(row) for row in rows])
+    typed, json_columns = fields.columns([_fields(row) for row in rows], schema)
     table = pa.table([*own, *typed.values()], names=[*OWN_COLUMNS, *typed])
     return parquet.write(
         table,
@@ -196,18 +204,17 @@ def decode(data: bytes | memoryview | pa.Buffer, columns: Sequence[str] | None =
     return Manifest(meta, table)
 
 
-def column_types(data: bytes | memoryview | pa.Buffer) -> dict[str, pa.DataType | None]:
-    """The type of each column of the manifest in `data`, None for JSON text; no row is read.
+def column_types(data: bytes | memoryview | pa.Buffer) -> dict[str, pa.DataType]:
+    """The type of each column of the manifest in `data`; no row is read.
 
     Raises FormatError if `data` is no manifest, as far as its footer shows.
     """
     schema, metadata = parquet.read_schema(data, "manifest")
     try:
         check_format(metadata)
-        texts = _texts(metadata, "json_columns")
     except FormatError as error:
         raise FormatError(f"manifest: {error}") from error
-    return {field.name: None if field.name in texts else field.type for field in schema}
+    return {field.name: field.type for field in schema}
 
 
 def check_fields(fields_of_row: dict[str, Any], texts: Sequence[Text]) -> None:

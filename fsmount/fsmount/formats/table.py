@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 
 from fsmount.errors import FormatError, InvalidNameError, PartitionError
 from fsmount.formats import parquet
-from fsmount.formats.checked import get
+from fsmount.formats.checked import dump_compact, get
 from fsmount.formats.document import (
     check_format,
     recipe_from_json,
@@ -18,6 +19,7 @@ from fsmount.formats.document import (
     rule_from_json,
     rule_to_json,
 )
+from fsmount.formats.kinds import settle, unify_dumped
 from fsmount.formats.revision import content_revision
 from fsmount.model import (
     FORMAT,
@@ -47,6 +49,7 @@ SCHEMA = pa.schema(
         ("manifest_size", pa.int64()),
         ("shards", _SHARDS),
         ("source_fingerprint", pa.string()),
+        ("fields", pa.int32()),
     ]
 )
 
@@ -65,20 +68,33 @@ class PartitionTable:
         """The name of this content."""
         return content_revision(self.partitions)
 
+    @property
+    def schema(self) -> str:
+        """The schema that the manifests of this version have, as compact JSON."""
+        return dump_compact(settle(unify_dumped(part.fields for part in self.partitions)))
+
 
 def encode(table: PartitionTable) -> bytes:
-    """The Parquet bytes of `table`."""
-    rows = pa.Table.from_pylist(
-        [partition_to_json(part) for part in table.partitions], schema=SCHEMA
-    )
+    """The Parquet bytes of `table`; FormatError if a manifest has not the version's schema."""
+    schema = table.schema
+    for part in table.partitions:
+        if part.schema != schema:
+            raise FormatError(f"the manifest of {part.id!r} has other columns than its version")
+    places: dict[str, int] = {}
+    rows = []
+    for part in table.partitions:
+        place = places.setdefault(part.fields, len(places))
+        rows.append({**partition_to_json(part), "fields": place})
     return parquet.write(
-        rows,
+        pa.Table.from_pylist(rows, schema=SCHEMA),
         {
             "format": FORMAT,
             "rule": rule_to_json(table.rule),
             "source_namespace": table.source_namespace,
             "recipe": recipe_to_json(table.recipe),
             "content_revision": table.content_revision,
+            "fields": [json.loads(text) for text in places],
+            "schema": json.loads(schema),
         },
     )
 
@@ -96,16 +112,31 @@ def decode(data: bytes) -> PartitionTable:
             rule=rule_from_json(get(metadata, "rule", dict)),
             source_namespace=get(metadata, "source_namespace", str),
             recipe=recipe_from_json(get(metadata, "recipe", dict)),
-            partitions=tuple(map(partition_from_json, rows.to_pylist())),
+            partitions=_partitions(rows, metadata),
         )
         check_partition_ids({part.id for part in table.partitions})
         named = get(metadata, "content_revision", str)
+        schema = table.schema
     except (FormatError, InvalidNameError, PartitionError, UnicodeDecodeError) as error:
         raise FormatError(f"{what}: {error}") from error
     ids = [part.id.encode() for part in table.partitions]
     if named != table.content_revision or ids != sorted(set(ids)):
         raise FormatError(f"{what}: its rows do not belong to content revision {named}")
+    if any(part.schema != schema for part in table.partitions):
+        raise FormatError(f"{what}: its schema is not that of its partitions' fields")
     return table
+
+
+def _partitions(rows: pa.Table, metadata: dict[str, Any]) -> tuple[Partition, ...]:
+    texts = [dump_compact(value) for value in get(metadata, "fields", list)]
+    schema = dump_compact(get(metadata, "schema", dict))
+    found = []
+    for row in rows.to_pylist():
+        place = get(row, "fields", int)
+        if not 0 <= place < len(texts):
+            raise FormatError(f"field 'fields' points at none of {len(texts)}")
+        found.append(partition_from_json({**row, "fields": texts[place], "schema": schema}))
+    return tuple(found)
 
 
 def document_of_table(ref: ObjectRef, table: PartitionTable) -> VersionDocument:
@@ -138,6 +169,8 @@ def partition_to_json(part: Partition) -> dict[str, Any]:
         "manifest_size": part.manifest.size,
         "shards": [shard_to_json(shard) for shard in part.shards],
         "source_fingerprint": part.source_fingerprint,
+        "fields": part.fields,
+        "schema": part.schema,
     }
 
 
@@ -152,6 +185,8 @@ def partition_from_json(row: Mapping[str, Any]) -> Partition:
         manifest=ObjectRef(Digest(get(row, "manifest", str)), get(row, "manifest_size", int)),
         shards=tuple(map(shard_from_json, get(row, "shards", list))),
         source_fingerprint=get(row, "source_fingerprint", str),
+        fields=get(row, "fields", str),
+        schema=get(row, "schema", str),
     )
 
 

@@ -25,10 +25,13 @@ from fsmount.errors import (
     SourceChangedError,
 )
 from fsmount.formats import manifest, revision, sample
+from fsmount.formats.checked import dump_compact
 from fsmount.formats.fields import parse_sidecar
+from fsmount.formats.kinds import NO_FIELDS, Fields
 from fsmount.formats.manifest import ManifestMeta, Row, Text
 from fsmount.formats.shard import member_order
 from fsmount.model import Partition, Recipe, ShardRef
+from fsmount.pack.conform import encode, schema_for
 from fsmount.pack.earlier import Earlier, earlier_samples
 from fsmount.pack.memory import Memory
 from fsmount.pack.shards import Encoded, ShardSet, Stored, verify_payload
@@ -69,6 +72,7 @@ class Context:
     memory: Memory
     staging: StorePath
     force: bool  # read every file, whatever is remembered
+    fields: Fields = NO_FIELDS  # of the version, as far as they are known before it is built
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +285,15 @@ class _Builder:
             ((row.key, revision.metadata_bytes(row.texts_json(), row.sidecar)) for row in rows),
         )
         if old is not None and old.partition.metadata_revision == metadata:
-            ref = old.partition.manifest
+            fields, ref = old.partition.fields, old.partition.manifest
+            schema = old.partition.schema
         else:
             by = COMPRESSOR if old is None else old.meta.compressor
             meta = ManifestMeta(self._task.id, data, metadata, shards, schemas, (), by)
-            encoded = manifest.encode(rows, meta)
-            if manifest.decode(encoded).rows() != rows:
-                raise IntegrityError(f"the manifest of {self._task.id!r} does not read back")
-            ref = self._objects.put(encoded, self._staging)
+            own = manifest.fields_of(rows)
+            wanted = schema_for(self._context.fields, own)
+            ref = self._objects.put(encode(rows, meta, wanted), self._staging)
+            fields, schema = own.dump(), dump_compact(wanted)
         return Partition(
             id=self._task.id,
             data_revision=data,
@@ -298,6 +303,8 @@ class _Builder:
             manifest=ref,
             shards=shards,
             source_fingerprint=fingerprint(self._task.samples),
+            fields=fields,
+            schema=schema,
         )
 
 

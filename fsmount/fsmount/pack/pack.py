@@ -12,6 +12,7 @@ from typing import Protocol
 from fsmount.diff import Changes
 from fsmount.errors import InvalidNameError, PackError, SourceError, VersionNotFoundError
 from fsmount.formats.checked import is_unicode
+from fsmount.formats.kinds import unify_dumped
 from fsmount.formats.table import PartitionTable
 from fsmount.model import (
     DirectoryRule,
@@ -28,6 +29,7 @@ from fsmount.model import (
 from fsmount.pack import workers
 from fsmount.pack.build import Built, Context, Outcome
 from fsmount.pack.changes import changes_by_partition
+from fsmount.pack.conform import conform
 from fsmount.pack.memory import Memory
 from fsmount.pack.plan import Known, Plan, check_sidecars, group, make_plan
 from fsmount.pack.proof import Proof
@@ -135,11 +137,13 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
         plan = make_plan(groups, known, force=options.force, drop_vanished=drop)
         proof.check_kept(plan.kept)
         _remember(memory, plan, known, groups)
-        context = Context(tree, setting.recipe, target.objects, memory, staging, options.force)
-        built = _build(plan, context, options.workers, observer, lease)
-        content = PartitionTable(
-            setting.rule, setting.namespace, setting.recipe, _merge(plan, built)
+        fields = unify_dumped(part.fields for part in plan.known())
+        context = Context(
+            tree, setting.recipe, target.objects, memory, staging, options.force, fields
         )
+        built = _build(plan, context, options.workers, observer, lease)
+        parts = conform(_merge(plan, built), target.objects, memory, staging, lease.renew)
+        content = PartitionTable(setting.rule, setting.namespace, setting.recipe, parts)
         document, published = publish(
             target,
             content,

@@ -27,6 +27,11 @@ class Plan:
     kept: tuple[Partition, ...]  # in the base, not in the source
     resumed: tuple[Partition, ...]  # of `reused`: not the base's, but finished by an earlier run
 
+    def known(self) -> list[Partition]:
+        """The partitions of the version as far as they are known: some will change."""
+        before = (task.previous for task in self.tasks)
+        return [*self.reused, *self.kept, *(part for part in before if part is not None)]
+
 
 @dataclass(frozen=True, slots=True)
 class Known:

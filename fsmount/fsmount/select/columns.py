@@ -1,4 +1,4 @@
-"""Columns of many manifests, each with the one type that it has over all of them."""
+"""Columns of many manifests, which all have the same ones."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fsmount.errors import PlanError
-from fsmount.formats import fields, manifest
+from fsmount.errors import FormatError, PlanError
+from fsmount.formats import manifest
 
 ManifestData: TypeAlias = bytes | memoryview | pa.Buffer
 ReadManifest = Callable[[], ManifestData]
-Types = Mapping[str, Iterable[pa.DataType | None]]
+Types = Mapping[str, pa.DataType]
 
 _READERS = 4  # threads that read manifests
 _AT_ONCE = 8  # manifests that one of them reads in a go
 _AHEAD = 8  # times as many are read ahead
 
-OWN_TYPES: Types = {field.name: (field.type,) for field in manifest.SCHEMA}
+OWN_TYPES: Types = {field.name: field.type for field in manifest.SCHEMA}
 
 
 def read_ahead(manifests: Iterable[ReadManifest]) -> Iterator[ManifestData]:
@@ -48,12 +48,8 @@ def _read_all(manifests: list[ReadManifest]) -> list[ManifestData]:
 
 
 def column_types(manifests: Sequence[ReadManifest]) -> Types:
-    """The types that each column has in `manifests`, None standing for JSON text."""
-    known: dict[str, set[pa.DataType | None]] = {n: set(kinds) for n, kinds in OWN_TYPES.items()}
-    for data in read_ahead(manifests):
-        for name, kind in manifest.column_types(data).items():
-            known.setdefault(name, set()).add(kind)
-    return known
+    """The type of each column in `manifests`, as the first one has it; FormatError."""
+    return manifest.column_types(manifests[0]()) if manifests else OWN_TYPES
 
 
 def read_columns(
@@ -61,15 +57,15 @@ def read_columns(
 ) -> pa.Table:
     """The columns `names` of the given rows of each manifest in turn, as one table.
 
-    A field that a manifest lacks is null there. Raises PlanError for a name in no manifest, and for
-    an integer that the field's common type can't hold.
+    Raises PlanError for a name that is no column, FormatError naming a manifest whose columns are
+    not those of the first one.
     """
     known = OWN_TYPES if set(names) <= OWN_TYPES.keys() else column_types(manifests)
     unknown = [name for name in names if name not in known]
     if unknown:
         there = ", ".join(sorted(known.keys()))
         raise PlanError(f"no column {unknown[0]!r}; there are {there}")
-    columns = Columns.unify(known, names)
+    columns = Columns.of_types(known, names)
     wanted = [(read, chosen) for read, chosen in zip(manifests, rows, strict=True) if len(chosen)]
     data = read_ahead([read for read, _ in wanted])
     parts = [
@@ -81,40 +77,31 @@ def read_columns(
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of each manifest, and the types to give them."""
+    """Some columns that each manifest of a version has, and their types."""
 
     types: dict[str, pa.DataType]
-    texts: frozenset[str]  # those that become JSON text
 
     @classmethod
-    def unify(cls, known: Types, names: Iterable[str]) -> Columns:
-        """Join the types that each of `names` has, as docs/format.md says."""
-        joined = {name: fields.unify(known[name]) for name in sorted(names)}
-        texts = frozenset(name for name, kind in joined.items() if kind is None)
-        return cls({n: pa.string() if k is None else k for n, k in joined.items()}, texts)
+    def of_types(cls, known: Types, names: Iterable[str]) -> Columns:
+        """The columns `names`, which have the types `known`."""
+        return cls({name: known[name] for name in sorted(names)})
 
     @property
     def needed(self) -> list[str]:
         """The columns of a manifest that `of` looks at."""
-        verbatim = {"__sidecar__", "__text__"} if self.texts else set()
-        return sorted({*self.types, *verbatim}) or ["__index__"]
+        return list(self.types) or ["__index__"]
 
     def of(self, found: manifest.Manifest) -> pa.Table:
         """These columns of one manifest; another one for none, since it has the number of rows."""
-        if not self.types:
-            return found.table.select(["__index__"])
-        arrays = [self._column(found, name, kind) for name, kind in self.types.items()]
-        return pa.table(arrays, names=list(self.types))
-
-    def _column(self, found: manifest.Manifest, name: str, kind: pa.DataType) -> pa.ChunkedArray:
-        if name not in found.table.column_names:
-            return pa.chunked_array([pa.nulls(found.table.num_rows, kind)])
-        if name in self.texts and name not in found.meta.json_columns:
-            return _json_texts(found, name)
-        try:
-            return found.table.column(name).cast(kind)
-        except pa.ArrowInvalid as error:
-            raise PlanError(f"field {name!r} can't be read as {kind}: {error}") from None
+        there = found.table.schema
+        for name, kind in self.types.items():
+            its = there.field(name).type if name in there.names else "missing"
+            if its != kind:
+                raise FormatError(
+                    f"the manifest of partition {found.meta.partition!r} is not of this version: "
+                    f"column {name!r} is {its}, and {kind} in the first manifest"
+                )
+        return found.table.select(self.needed)
 
 
 def unlike(name: str, names: Iterable[str]) -> str:
@@ -134,12 +121,3 @@ def fields_alike(kind: pa.DataType) -> list[str]:
         if len(alike) > 1:
             return alike
     return next(filter(None, (fields_alike(part.type) for part in parts)), [])
-
-
-def _json_texts(found: manifest.Manifest, name: str) -> pa.ChunkedArray:
-    """The JSON text of a field in each row, from the verbatim sidecar where it has the field."""
-    values = found.table.column(name).to_pylist()
-    for row, sidecar in enumerate(found.table.column("__sidecar__").to_pylist()):
-        parsed = {} if sidecar is None else fields.parse_sidecar(sidecar)
-        values[row] = parsed.get(name, values[row])
-    return pa.chunked_array([fields.json_column(values)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,6 @@ from fsmount.select import guarded
 from fsmount.select.columns import (
     OWN_TYPES,
     Columns,
-    ManifestData,
     ReadManifest,
     column_types,
     fields_alike,
@@ -23,7 +21,6 @@ from fsmount.select.columns import (
 from fsmount.select.expression import Engine, Expression, Params, Rows, refusal
 
 _ROWS_AT_ONCE = 1 << 16  # of all manifests that one query looks at
-_KEPT_BYTES = 512 << 20  # of manifests that are looked at twice
 
 
 def rows_where(
@@ -33,21 +30,18 @@ def rows_where(
 
     With them comes the manifest, decoded with the columns `also` and perhaps others.
 
-    `where` is one SQL expression over a manifest's columns; NULL is not true. A field has one type
-    over all manifests (`fields.unify`) and is NULL where a manifest lacks it; one of mixed types is
-    its JSON text. `params` fill `?` and `$1` (a sequence) or `$name` (a mapping). Each manifest
-    is read once, or twice those beyond half a gigabyte: memory does not grow with their number. A
-    call of a function whose cost has no bound is evaluated with one (`fsmount.select.guarded`).
+    `where` is one SQL expression over the manifests' columns; NULL is not true. `params` fill `?`
+    and `$1` (a sequence) or `$name` (a mapping). Memory does not grow with the number of manifests.
+    A call of a function whose cost has no bound is evaluated with one (`fsmount.select.guarded`).
 
     Raises PlanError for anything but such an expression, with DuckDB's message where it has one;
-    FormatError for a manifest that is none.
+    FormatError for a manifest that is none, or has not the columns of the first one.
     """
     with Engine() as engine:
         expression = engine.parse(where)
-        twice = _LookedAtTwice(manifests)
-        columns = _resolve(engine, twice.first(), expression, params)
+        columns = _resolve(engine, manifests, expression, params)
         needed = sorted({*columns.needed, *also})
-        for group in _groups(manifest.decode(data, needed) for data in read_ahead(twice.again())):
+        for group in _groups(manifest.decode(data, needed) for data in read_ahead(manifests)):
             table = pa.concat_tables(map(columns.of, group))
             found = _matches(engine, table, expression, params)
             ends = np.cumsum([each.table.num_rows for each in group])
@@ -60,35 +54,6 @@ def _matches(engine: Engine, table: pa.Table, expression: Expression, params: Pa
     if expression.bounded:
         return engine.matches(table, expression, params)
     return guarded.matches(table, expression, params)
-
-
-class _LookedAtTwice:
-    """Manifests of which as many as there is room for are kept from the first look to the second.
-
-    They are read in threads, which may make a little more room than there is.
-    """
-
-    def __init__(self, manifests: Sequence[ReadManifest]) -> None:
-        self._manifests = manifests
-        self._kept: dict[int, ManifestData] = {}
-        self._room = _KEPT_BYTES
-
-    def first(self) -> list[ReadManifest]:
-        return [partial(self._read, place) for place in range(len(self._manifests))]
-
-    def again(self) -> list[ReadManifest]:
-        return [partial(self._recall, place) for place in range(len(self._manifests))]
-
-    def _read(self, place: int) -> ManifestData:
-        data = self._manifests[place]()
-        if len(data) <= self._room:
-            self._room -= len(data)
-            self._kept[place] = data
-        return data
-
-    def _recall(self, place: int) -> ManifestData:
-        data = self._kept.pop(place, None)
-        return self._manifests[place]() if data is None else data
 
 
 def _groups(manifests: Iterable[Manifest]) -> Iterator[list[Manifest]]:
@@ -108,12 +73,12 @@ def _groups(manifests: Iterable[Manifest]) -> Iterator[list[Manifest]]:
 def _resolve(
     engine: Engine, manifests: Sequence[ReadManifest], expression: Expression, params: Params
 ) -> Columns:
-    """Find the columns that `expression` names and the type of each over all manifests."""
+    """Find the columns that `expression` names and the type of each."""
     if set(manifest.OWN_COLUMNS) >= set(expression.names):
-        return Columns.unify(OWN_TYPES, expression.names)
+        return Columns.of_types(OWN_TYPES, expression.names)
     known = column_types(manifests)
     _refuse_unknown(engine, expression, params, list(known))
-    columns = Columns.unify(known, _referenced(expression, known))
+    columns = Columns.of_types(known, _referenced(expression, known))
     for name, kind in columns.types.items():
         alike = fields_alike(kind)
         if alike:

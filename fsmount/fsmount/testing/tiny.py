@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsmount.formats import keyset as keysets
-from fsmount.formats import manifest as manifests
 from fsmount.formats import sample as samples
 from fsmount.formats import shard as shards
 from fsmount.formats import table as tables
@@ -32,6 +31,7 @@ from fsmount.model import (
 )
 from fsmount.store.inside import StorePath
 from fsmount.store.store import Store
+from fsmount.testing.one_schema import conform, encode_alone
 
 CREATED_AT = "2024-05-06T07:08:09Z"
 RECIPE = Recipe()
@@ -112,6 +112,7 @@ def _publish(
     rule: Rule,
     created_at: str,
 ) -> Version:
+    parts = _conform(store, staging, parts)
     table = PartitionTable(rule, "", RECIPE, parts)
     ref = store.objects.put(tables.encode(table), staging)
     latest = store.latest()
@@ -131,6 +132,21 @@ def _publish(
     )
     store.publish(document, staging)
     return Version(document, parts)
+
+
+def _conform(
+    store: Store, staging: StorePath, parts: tuple[Partition, ...]
+) -> tuple[Partition, ...]:
+    found = conform([store.objects.read(part.manifest) for part in parts])
+    return tuple(
+        replace(
+            part,
+            manifest=store.objects.put(each.data, staging),
+            fields=each.fields,
+            schema=each.schema,
+        )
+        for part, each in zip(parts, found, strict=True)
+    )
 
 
 def _parent(store: Store, latest: str) -> Parent:
@@ -168,7 +184,7 @@ def _write_partition(
         metadata_revision=metadata,
         samples=len(rows),
         raw_bytes=sum(row.raw_size for row in rows),
-        manifest=store.objects.put(manifests.encode(rows, meta), staging),
+        manifest=store.objects.put(encode_alone(rows, meta), staging),
         shards=tuple(refs),
         source_fingerprint="",
     )
