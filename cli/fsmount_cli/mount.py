@@ -116,7 +116,7 @@ def mount(  # noqa: PLR0917 - click passes them by name
         for note in started.notes:
             _note(note)
         click.echo(f"{one_line(started.shown or store)} on {one_line(mountpoint)}")
-    except OSError:  # nobody is told that it is mounted, so it is not to be
+    except (OSError, KeyboardInterrupt):  # nobody learns that it is mounted, so it is not to be
         ending.umount(mountpoint, lazy=True)
         raise
 

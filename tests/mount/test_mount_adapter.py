@@ -299,7 +299,7 @@ def test_records_lie_only_where_nobody_else_can_plant_one(
     assert str(path.parent) not in records.directories()
     assert records.read("/m") is None
     monkeypatch.setattr(records, "_places", lambda: iter([f"{tmp_path}/fsmount", "/proc/none"]))
-    with pytest.raises(MountError, match=f"none of {path.parent}, /proc/none is"):
+    with pytest.raises(MountError, match=f"none of {path.parent}, /proc/none"):
         records.write(record)
 
 

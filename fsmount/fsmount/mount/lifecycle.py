@@ -64,7 +64,11 @@ def mount(request: MountRequest) -> Started:
             raise MountError(logs.reason(log, path, begin, error))
     finally:
         os.close(log)
-    _check_that_it_answers(request.mountpoint)
+    try:
+        _check_that_it_answers(request.mountpoint)
+    except KeyboardInterrupt:
+        umount(request.mountpoint, lazy=True)
+        raise
     return Started(answer.shown, (*notes, *answer.notes))
 
 

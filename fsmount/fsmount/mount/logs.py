@@ -45,7 +45,8 @@ def _places() -> Iterator[str]:
         yield f"{named}/fsmount"
     if home is not None:
         yield f"{home}/.local/state/fsmount"
-    yield f"/tmp/fsmount-log-{os.geteuid()}"  # noqa: S108 - it is checked
+    if os.path.isdir("/tmp"):  # noqa: S108
+        yield f"/tmp/fsmount-log-{os.geteuid()}"  # noqa: S108 - it is checked
 
 
 class _Lines(logging.Formatter):

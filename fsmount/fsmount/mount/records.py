@@ -99,11 +99,13 @@ def directories() -> list[str]:
 
 def _places() -> Iterator[str]:
     uid = os.geteuid()
-    named = os.environ.get("XDG_RUNTIME_DIR")
-    if named:
-        yield f"{named}/fsmount"
-    yield "/run/fsmount" if uid == 0 else f"/run/user/{uid}/fsmount"
-    yield from (f"{base}/fsmount-{uid}" for base in ("/tmp", "/dev/shm"))  # noqa: S108 - checked
+    places = [
+        (os.environ.get("XDG_RUNTIME_DIR", ""), "fsmount"),
+        ("/run" if uid == 0 else f"/run/user/{uid}", "fsmount"),
+        ("/tmp", f"fsmount-{uid}"),  # noqa: S108 - each is checked
+        ("/dev/shm", f"fsmount-{uid}"),  # noqa: S108
+    ]
+    return (f"{base}/{name}" for base, name in places if os.path.isdir(base))
 
 
 def source_of(store: str, ref: str | None) -> str:
@@ -120,8 +122,10 @@ def write(record: Record) -> str:
     """Write `record` in one step and return its path; MountError if no record can be kept."""
     path = path_for(record.mountpoint, _SUFFIX)
     if path is None:
-        tried = ", ".join(_places())
-        raise MountError(f"no record of the mount is kept: none of {tried} is this user's alone")
+        tried = ", ".join(_places()) or "/run, /tmp and /dev/shm"
+        raise MountError(
+            f"no record of the mount is kept: this user alone can change none of {tried}"
+        )
     try:
         with open(f"{path}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(record.to_json(), file, indent=2)
