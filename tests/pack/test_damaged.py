@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,29 @@ def test_shards_beside_a_changed_one_are_written_again(source: Path, store: Path
     for part in checked.version(LatestRef()).partitions:
         for ref in part.objects():
             checked.objects.verify(ref)
+
+
+REPLACE = """
+set -e
+head -c "$(stat -c %s "$1")" /dev/zero > "$1.new"
+touch -r "$1" "$1.new"
+mv -f "$1.new" "$1"
+"""
+ANOTHER = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+MAY_PASS = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+@each_object
+def test_what_another_user_has_put_in_its_place(
+    source: Path, store: Path, contents: dict[str, Content], place: int
+) -> None:
+    """Other bytes of the same size and time, by somebody who may write the store."""
+    before = objects(store, "v1")
+    path = Store.open(str(store)).objects.path(Digest(before["a"][place]))
+    os.chmod(os.path.dirname(path), 0o777)  # noqa: S103
+    subprocess.run([*ANOTHER, *MAY_PASS, "sh", "-c", REPLACE, "sh", path], check=True)
+    assert os.stat(path).st_uid == 65534
+    run_pack(source, store, "v2")
+    assert objects(store, "v2") == before
+    assert read_version(store, "v2") == contents

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from fsmount.errors import PackWorkerError
 from fsmount.pack.build import Built, Context, Task, build_partition
+from fsmount.store.inside import names_in
 
 _POLL = 0.2  # seconds between looks at what the workers have counted
 _SPAWN = multiprocessing.get_context("spawn")
@@ -73,7 +74,7 @@ def _watch(futures: Sequence[Future[Built]], shared: _Shared, progress: Progress
 
 def _obituary(tasks: Sequence[Task], context: Context) -> str:
     """A dead worker leaves the staging directory of the partition it was building."""
-    left = {int(name) for name in os.listdir(context.staging) if name.isdigit()}
+    left = {int(name) for name in names_in(context.staging) if name.isdigit()}
     in_flight = [task.id for task in tasks if task.place in left]
     return (
         "a worker process died (killed, or out of memory) while these partitions were built: "

@@ -41,7 +41,9 @@ class Hashed:
     def knows(self, digest: Digest, found: os.stat_result) -> bool:
         """Whether the object's bytes were right when its file was as `found`."""
         record = _record(digest, found)
-        return record in self._here or record in self._read(digest)
+        if record not in self._here and record in self._read(digest):
+            self._here.add(record)
+        return record in self._here
 
     def note(self, digest: Digest, found: os.stat_result) -> None:
         """Remember that they were, of the very file that was hashed; never fails."""
