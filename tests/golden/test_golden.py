@@ -175,3 +175,26 @@ def test_the_documented_reader_reads_it(tag: str) -> None:
     lines = [line.split(" ", 1)[1] for line in result.stdout.splitlines()]
     keys = {json.JSONDecoder().raw_decode(line)[0] for line in lines}
     assert keys == EXPECTED[tag].keys()
+
+
+COUNTS_THREADS = """
+import os, pathlib, runpy, sys
+import pyarrow.parquet
+before = len(os.listdir("/proc/self/task"))
+main = runpy.run_path(sys.argv[1], run_name="reader")["main"]
+main(pathlib.Path(sys.argv[2]), sys.argv[3])
+print(len(os.listdir("/proc/self/task")) - before, file=sys.stderr)
+"""
+
+
+def test_the_documented_reader_leaves_no_thread_behind() -> None:
+    """One that still starts while the process ends can abort it."""
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", COUNTS_THREADS, READER, STORE, "v1"],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert result.stderr.strip() == "0"

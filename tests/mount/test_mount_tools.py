@@ -144,9 +144,12 @@ def test_duckdb_and_pyarrow_read_the_manifests(root: str) -> None:
     with duckdb.connect() as connection:
         pattern = f"{root}/manifests/**/*.parquet"
         rows = connection.execute(
-            "SELECT __key__, __size__ FROM read_parquet(?, union_by_name=true)", [pattern]
+            "SELECT __key__, __size__, number FROM read_parquet(?)", [pattern]
         ).fetchall()
-    assert {key for key, _ in rows} == keys
+    assert {key for key, _, _ in rows} == keys
+    assert {(key, n) for key, _, n in rows} == {
+        *((f"drive/a b/{n}", None if n % 2 else n) for n in range(7)), ("top", None),
+    }  # fmt: skip
     table = pq.read_table(f"{root}/manifests/drive/a b.parquet", memory_map=True)
     assert set(table.column("__key__").to_pylist()) == keys - {"top"}
     assert pq.read_table(f"{root}/partitions.parquet").column("id").to_pylist() == [
