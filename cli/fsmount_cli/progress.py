@@ -25,6 +25,7 @@ from fsmount.pack.plan import Plan
 from fsmount_cli.common import human_bytes
 
 _EVERY = 10.0  # seconds between lines
+_MANY = 100  # manifests that take seconds to write
 _NARROW = 80  # columns of a terminal that has no room for all
 
 
@@ -51,6 +52,7 @@ class Bar:
 
     def __init__(self, console: Console) -> None:
         self.samples = self.of = 0
+        self._rewriting = False
         narrow = console.width < _NARROW
         self._progress = Progress(*(_narrow() if narrow else _wide()), console=console)
 
@@ -66,6 +68,12 @@ class Bar:
         """Move the bar."""
         self.samples = samples
         self._progress.update(self._task, completed=source_bytes, samples=samples)
+
+    def rewriting(self, manifests: int) -> None:
+        """Say it above the bar, once, if it takes a while."""
+        if not self._rewriting and manifests >= _MANY:
+            self._progress.console.print(_rewriting(manifests))
+        self._rewriting = True
 
     def stop(self) -> None:
         """Leave the terminal as it was."""
@@ -97,6 +105,7 @@ class Lines:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.samples = self.of = 0
+        self._rewriting = False
         self._clock = clock
 
     def planned(self, plan: Plan, samples: int, source_bytes: int) -> None:
@@ -121,6 +130,14 @@ class Lines:
             f"{human_bytes(self._bytes)}, {human_bytes(round(rate))}/s{left}"
         )
 
+    def rewriting(self, manifests: int) -> None:
+        """Say how many there are, if that takes a while, and now and then how many are left."""
+        now = self._clock()
+        begins, self._rewriting = not self._rewriting, True
+        if (begins and manifests >= _MANY) or (not begins and now - self._told >= _EVERY):
+            self._told = now
+            _say(_rewriting(manifests))
+
     def stop(self) -> None:
         """Nothing: lines are complete."""
 
@@ -132,6 +149,10 @@ def _say_resumed(plan: Plan) -> None:
             f"resuming: {len(plan.resumed)} partitions with {samples} samples were finished by an "
             "earlier run"
         )
+
+
+def _rewriting(manifests: int) -> str:
+    return f"the fields of the version changed: {manifests} manifests to be written anew"
 
 
 def _minutes(seconds: float) -> str:

@@ -163,6 +163,20 @@ def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_many_manifests_to_be_written_anew_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    for many, done, told in ((99, 20, []), (300, 45, [300, 279, 258])):
+        lines = Lines(lambda: now[0])
+        lines.planned(Plan((), (), (), ()), 0, 0)
+        for left in range(many, many - done, -1):
+            now[0] += 0.48
+            lines.rewriting(left)
+        assert capsys.readouterr().err.splitlines() == [
+            f"the fields of the version changed: {left} manifests to be written anew"
+            for left in told
+        ]
+
+
 def test_a_run_that_goes_on_says_what_is_done_already(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:

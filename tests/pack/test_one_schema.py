@@ -164,7 +164,7 @@ def test_a_table_that_lies_about_fields_is_found_out(tmp_path: Path) -> None:
         part.manifest, part.shards, "", fields, part.schema,
     )  # fmt: skip
     with pytest.raises(FormatError, match="partition 'a': its fields are others"):
-        conform((lying,), store.objects, Forgetful(), store_path(str(tmp_path)), lambda: None)
+        conform((lying,), store.objects, Forgetful(), store_path(str(tmp_path)), lambda _: None)
 
 
 class Forgetful:

@@ -6,7 +6,6 @@ one alone: no shard is touched, no revision changes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,8 +19,6 @@ from fsmount.pack.memory import Memory
 from fsmount.store import Objects
 from fsmount.store.inside import StorePath
 
-_log = logging.getLogger(__name__)
-
 
 def schema_for(known: Fields, own: Fields) -> Schema:
     """The schema to write a partition's manifest with: that of the version, if nothing is new."""
@@ -33,23 +30,23 @@ def conform(
     objects: Objects,
     memory: Memory,
     staging: StorePath,
-    tick: Callable[[], None],
+    tick: Callable[[int], None],
 ) -> tuple[Partition, ...]:
     """`parts` as one version has them: each with a manifest of the schema of all of them.
 
-    `tick` is called before each manifest that has to be written anew. Raises ObjectMissingError or
-    FormatError naming the partition whose manifest is not as it should be, StoreWriteError.
+    `tick` is told before each manifest that is written anew how many are left. Raises
+    ObjectMissingError or FormatError naming the partition whose manifest is not as it should be,
+    StoreWriteError.
     """
     schema = settle(unify_dumped(part.fields for part in parts))
     text = dump_compact(schema)
-    others = sum(part.schema != text for part in parts)
-    if others:
-        _log.info("the fields of the version changed: %d manifests are written anew", others)
+    left = sum(part.schema != text for part in parts)
     found = []
     for part in parts:
         fresh = part
         if part.schema != text:
-            tick()
+            tick(left)
+            left -= 1
             ref = objects.put(_rewritten(part, schema, objects), staging)
             fresh = replace(part, manifest=ref, schema=text)
             files = memory.samples(part)

@@ -96,6 +96,10 @@ class Observer(Protocol):
         """So many of these are done."""
         ...
 
+    def rewriting(self, manifests: int) -> None:
+        """The version's fields changed: so many manifests are still to be written anew."""
+        ...
+
 
 class Silent:
     """An observer that says nothing."""
@@ -104,6 +108,9 @@ class Silent:
         """Say nothing."""
 
     def advanced(self, samples: int, source_bytes: int) -> None:
+        """Say nothing."""
+
+    def rewriting(self, manifests: int) -> None:
         """Say nothing."""
 
 
@@ -142,7 +149,12 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
             tree, setting.recipe, target.objects, memory, staging, options.force, fields
         )
         built = _build(plan, context, options.workers, observer, lease)
-        parts = conform(_merge(plan, built), target.objects, memory, staging, lease.renew)
+
+        def tick(manifests: int) -> None:
+            lease.renew()
+            observer.rewriting(manifests)
+
+        parts = conform(_merge(plan, built), target.objects, memory, staging, tick)
         content = PartitionTable(setting.rule, setting.namespace, setting.recipe, parts)
         document, published = publish(
             target,
