@@ -6,6 +6,10 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)  # other people's work may slow a run down
+settings.load_profile("patient")
 
 # A shell starts what it runs in the background with interrupts ignored, and every process started
 # from there inherits that; the commands under test are to be interrupted.

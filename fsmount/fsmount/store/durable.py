@@ -8,7 +8,6 @@ a StoreWriteError of one line that names the file and the cause.
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import secrets
 import shutil
@@ -16,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import BinaryIO
 
 from fsmount.errors import FormatError, StoreError, StoreWriteError
 from fsmount.store import inside
@@ -25,7 +25,6 @@ STAGING = "staging"
 READ_ONLY = 0o444
 LOCK_WAIT = 60.0  # seconds; what is done under a lock takes milliseconds
 _LOCK_POLL = 0.02
-_CHUNK = 1 << 20
 
 
 @contextmanager
@@ -211,7 +210,7 @@ def read_small(path: StorePath, limit: int) -> bytes | None:
     Raises FormatError for more than `limit` bytes and StoreError when it can't be read.
     """
     try:
-        with open(inside.open_regular(path), "rb", buffering=0) as file:
+        with open(inside.open_regular(path), "rb") as file:
             data = read_up_to(file, limit)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -222,11 +221,8 @@ def read_small(path: StorePath, limit: int) -> bytes | None:
     return data
 
 
-def read_up_to(file: io.FileIO, limit: int) -> bytes | None:
-    """The bytes of `file` from where it stands; None if there are more than `limit`. OSError."""
-    data = bytearray()
-    if os.fstat(file.fileno()).st_size > limit:
-        return None
-    while more := file.read(min(_CHUNK, limit + 1 - len(data))):
-        data += more
-    return None if len(data) > limit else bytes(data)
+def read_up_to(file: BinaryIO, limit: int) -> bytes | None:
+    """The bytes of the regular `file`; None if there are more than `limit`. OSError."""
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(size + 1) if size <= limit else None
+    return None if data is None or len(data) > limit else data

@@ -104,7 +104,7 @@ class Objects:
             )
         fd = self.open(ref)
         try:
-            with open(fd, "rb", buffering=0) as file:
+            with open(fd, "rb") as file:
                 data = durable.read_up_to(file, ref.size) or b""
         except OSError as error:
             raise self._unreadable(ref.digest, error) from error
