@@ -20,6 +20,9 @@ from readers import objects_of
 from strange import HUNG, SLOW
 
 from fsmount.mount import holders
+from fsmount.mount.kernel.answers import Request
+from fsmount.mount.kernel.protocol import Opcode
+from fsmount.mount.kernel.takeover import TakeOver, kind_of
 from fsmount.mount.mountinfo import mount_at
 from fsmount.store import Store
 
@@ -98,6 +101,23 @@ def test_a_deadly_request_is_an_error_of_its_own(
         assert "open of node" in log
     finally:
         end(served)
+
+
+def test_what_is_refused_is_of_one_kind_and_for_a_while() -> None:
+    def lookup(name: bytes) -> Request:
+        return Request(Opcode.LOOKUP, 1, 7, memoryview(name))
+
+    def reading(unique: int, node: int) -> Request:
+        return Request(Opcode.READ, unique, node, b"some offset")
+
+    later = time.monotonic() + 60
+    refused = {kind_of(lookup(b"bad\0")): later, kind_of(reading(1, 8)): later}
+    taken_over = TakeOver(refused={**refused, kind_of(reading(1, 10)): time.monotonic()})
+    assert taken_over.refuses(lookup(b"bad\0"))
+    assert not taken_over.refuses(lookup(b"good\0"))
+    assert taken_over.refuses(reading(2, 8))
+    assert not taken_over.refuses(reading(2, 9))
+    assert not taken_over.refuses(reading(2, 10))
 
 
 def test_many_deadly_requests_at_once(store: Store, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import logging
 import signal
 import threading
 
-from fsmount.errors import StoreError
+from fsmount.errors import MountError, StoreError
 from fsmount.model import Digest
+from fsmount.mount import threads
 from fsmount.store.leases import Lease, Leases
 
 log = logging.getLogger("fsmount.mount")
@@ -23,16 +24,19 @@ class Leasing:
         self._leases = Leases(store)
         self._tables = tuple(map(Digest, tables))
         self._lease: Lease | None = None
+        self._lock = threading.RLock()  # one of `keep`'s thread and who releases
+        self._released = False
 
     def take(self) -> str | None:
         """Take the lease; None, or why the store can't be leased."""
-        if not self._tables:
+        with self._lock:
+            if not self._tables or self._released:
+                return None
+            try:
+                self._lease = self._leases.create("mount", tables=self._tables)
+            except StoreError as error:
+                return f"the store can't be leased, so gc may collect what is mounted: {error}"
             return None
-        try:
-            self._lease = self._leases.create("mount", tables=self._tables)
-        except StoreError as error:
-            return f"the store can't be leased, so gc may collect what is mounted: {error}"
-        return None
 
     @property
     def interval(self) -> float:
@@ -41,28 +45,35 @@ class Leasing:
 
     def renew(self) -> None:
         """Hold it for longer; a new one is taken if it was lost."""
-        if self._lease is None:
-            return
-        try:
-            self._lease.renew()
-        except StoreError as error:
-            log.warning("a new lease is taken: %s", error)
-            self._lease = None
-            self.take()
+        with self._lock:
+            if self._lease is None:
+                return
+            try:
+                self._lease.renew()
+            except StoreError as error:
+                log.warning("a new lease is taken: %s", error)
+                self._lease = None
+                self.take()
 
     def release(self) -> None:
-        """Give it back."""
-        if self._lease is None:
-            return
-        try:
-            self._lease.release()
-        except StoreError as error:
-            log.warning("%s", error)
+        """Give it back. None is taken afterwards."""
+        with self._lock:
+            self._released = True
+            lease, self._lease = self._lease, None
+            if lease is None:
+                return
+            try:
+                lease.release()
+            except StoreError as error:
+                log.warning("%s", error)
 
     def keep(self) -> None:
         """Take it, and renew it from a thread of its own until `release_kept`."""
         _kept.append(self)
-        threading.Thread(target=self._keep, daemon=True).start()
+        try:
+            threads.start(self._keep)
+        except MountError as error:
+            log.warning("the store is not leased, so gc may collect what is mounted: %s", error)
 
     def _keep(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -1,22 +1,24 @@
-"""Taking the mount off in a process of its own, since the kernel may take any time."""
+"""Taking the mount off, in a process of its own, since the kernel may take any time."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import select
 import time
 from dataclasses import dataclass
 
 from fsmount.mount.kernel import device as devices
 from fsmount.mount.kernel.config import Config
 
-_SECONDS = 5.0
+log = logging.getLogger("fsmount.mount")
+
+_SECONDS = 5.0  # that the kernel gets
 
 
 @dataclass(slots=True)
-class Leaving:
-    """An attempt to unmount."""
-
+class _Attempt:
     pid: int
     pidfd: int
     detach: bool
@@ -29,14 +31,68 @@ class Leaving:
         return os.waitstatus_to_exitcode(status)
 
 
-def leave(config: Config, device: int, *, detach: bool) -> Leaving:
-    """Begin to unmount; `detach`: whoever uses it. `device` is a descriptor of the connection."""
-    pid = os.fork()
-    if pid == 0:
-        code = errno.EIO
-        try:
-            os.close(device)  # or the connection could not be ended while this waits
-            code = devices.unmount(config.mountpoint, detach=detach, number=config.number)
-        finally:
-            os._exit(code)
-    return Leaving(pid, os.pidfd_open(pid), detach, time.monotonic() + _SECONDS)
+class Leaving:
+    """How a mount is taken off its mountpoint. Where that can't be, its connection is to be ended:
+    the methods that return a bool say so.
+    """
+
+    def __init__(self, config: Config, device: int) -> None:
+        """`device` is a descriptor of the connection."""
+        self._config = config
+        self._device = device
+        self._attempt: _Attempt | None = None
+        self._left = False
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What becomes readable when `see` is to be called."""
+        return [] if self._attempt is None else [self._attempt.pidfd]
+
+    def ask(self, wishes: int) -> bool:
+        """Somebody wants an end. Who uses the mount may go on until a second wish."""
+        passed = devices.passed_descriptor(self._config.mountpoint) is not None
+        if passed or wishes > 1 or self._left or self._attempt is not None:
+            return True
+        self._attempt = self._begin(detach=False)
+        return False
+
+    def see(self) -> bool:
+        """See to an attempt, which may have ended, or take too long."""
+        attempt, mountpoint = self._attempt, self._config.mountpoint
+        if attempt is None:
+            return False
+        if not select.select([attempt.pidfd], [], [], 0)[0]:
+            if time.monotonic() <= attempt.deadline:
+                return False
+            log.error("%s: the kernel does not unmount it", mountpoint)
+            return True
+        code, self._attempt = attempt.reap(), None
+        if code == errno.EBUSY and not attempt.detach:
+            log.warning("%s is in use: detached, served until it is not", mountpoint)
+            self._attempt = self._begin(detach=True)
+        elif code:
+            log.error("can't unmount %s: %s", mountpoint, os.strerror(code))
+        else:
+            self._left = True
+        return False
+
+    def detach(self) -> None:
+        """Take it off now, whoever uses it."""
+        self._begin(detach=True).reap()
+
+    def finish(self) -> None:
+        """Wait for an attempt. The connection has ended, so that it ends as well."""
+        if self._attempt is not None:
+            self._attempt.reap()
+
+    def _begin(self, *, detach: bool) -> _Attempt:
+        config = self._config
+        pid = os.fork()
+        if pid == 0:
+            code = errno.EIO
+            try:
+                os.close(self._device)  # or the connection could not be ended while this waits
+                code = devices.unmount(config.mountpoint, detach=detach, number=config.number)
+            finally:
+                os._exit(code)
+        return _Attempt(pid, os.pidfd_open(pid), detach, time.monotonic() + _SECONDS)

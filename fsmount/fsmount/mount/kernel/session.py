@@ -93,7 +93,7 @@ class Session:
         if opcode == Opcode.INTERRUPT:
             self._interrupt(INTERRUPT_IN.unpack_from(request.body)[0])
             return None
-        if self._taken_over.refused and self._taken_over.refuses(opcode, node):
+        if self._taken_over.refused and self._taken_over.refuses(request):
             self._sender.error(unique, errno.EIO)
             return None
         if self._answers.may_wait(request):

@@ -8,7 +8,6 @@ had taken and not answered is done by processes of their own (see `trials`).
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import select
@@ -26,7 +25,7 @@ from fsmount.mount.kernel.backing import BackingIds, OpenNodes
 from fsmount.mount.kernel.children import Child, fork
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.device import MountOptions
-from fsmount.mount.kernel.leaving import Leaving, leave
+from fsmount.mount.kernel.leaving import Leaving
 from fsmount.mount.kernel.link import Message, Said
 from fsmount.mount.kernel.negotiate import REQUEST, Features, missed, negotiate
 from fsmount.mount.kernel.sending import Sender
@@ -79,7 +78,6 @@ class Supervisor:
         self._served = False
         self._started: Callable[[], None] | None = None
         self._leaving: Leaving | None = None
-        self._left = False  # the mount is off its mountpoint
         self._ending = False
         self._over = False
 
@@ -89,10 +87,11 @@ class Supervisor:
         options = MountOptions(config.source, config.mountpoint, config.allow_other, REQUEST)
         self._device = devices.open_and_mount(options)
         self._config = replace(config, number=devices.number_of(config.mountpoint))
+        self._leaving = Leaving(self._config, self._device)
         try:
             self._features = self._agree()
         except BaseException:
-            self._leave(detach=True).reap()
+            self._leaving.detach()
             os.close(self._device)
             raise
         ids = BackingIds(self._device)
@@ -128,8 +127,7 @@ class Supervisor:
             self._watch(wakeup_reader)
         self._end_trials()
         os.close(self._device)
-        if self._leaving is not None:
-            self._leaving.reap()
+        self._away.finish()
 
     def _on_signal(self, number: int, frame: object) -> None:
         del number, frame
@@ -205,6 +203,11 @@ class Supervisor:
         assert self._features is not None  # noqa: S101 - mounted before
         return self._features
 
+    @property
+    def _away(self) -> Leaving:
+        assert self._leaving is not None  # noqa: S101 - mounted before
+        return self._leaving
+
     def _children(self) -> list[Child]:
         servers = [] if self._server is None else [self._server]
         return servers if self._trials is None else [*servers, *self._trials.children]
@@ -219,8 +222,8 @@ class Supervisor:
         poll.register(wakeup, select.POLLIN)
         for fd in [fd for child in self._children() for fd in child.descriptors]:
             poll.register(fd, select.POLLIN)
-        if self._leaving is not None:
-            poll.register(self._leaving.pidfd, select.POLLIN)
+        for fd in self._away.descriptors:
+            poll.register(fd, select.POLLIN)
         found = {fd for fd, _ in poll.poll(self._patience() * 1000)}
         if wakeup in found:
             os.read(wakeup, 4096)
@@ -229,11 +232,13 @@ class Supervisor:
             self._hear(server)
         if server is not None and server.pidfd in found:
             self._bury(server)
-        elif self._leaving is not None:
-            self._see_off(self._leaving)
+        elif self._away.see():
+            self._abort()
         self._trials.see(found)
         if self._signals and not self._over:
-            self._end()
+            wishes, self._signals = self._signals, 0
+            if self._away.ask(wishes):
+                self._abort()
         if self._server is None and not self._over:
             self._over = self._disconnected()
         if time.monotonic() >= self._next_tick:
@@ -244,7 +249,7 @@ class Supervisor:
         """Seconds that nothing needs to be done for."""
         assert self._trials is not None  # noqa: S101
         times = [self._tick]
-        if self._leaving is not None:
+        if self._away.descriptors:
             times.append(1.0)
         if self._trials.patience is not None:
             times.append(self._trials.patience)
@@ -285,7 +290,13 @@ class Supervisor:
             return
         left = collect(self._device) if self._agreed.resend else Left()
         self._fresh += left.fresh
-        log.warning("%s: server %d %s; replacing it", self._config.mountpoint, server.pid, how)
+        log.warning(
+            "%s: server %d %s; replacing it; requests that are done alone now: %d",
+            self._config.mountpoint,
+            server.pid,
+            how,
+            len(left.suspects),
+        )
         assert self._trials is not None  # noqa: S101
         self._trials.add(left.suspects)
         idle = time.monotonic() - server.born > _IDLE_SECONDS  # nobody asked it anything
@@ -309,38 +320,12 @@ class Supervisor:
             self._next_start = time.monotonic() + wait
 
     def _give_up(self, reason: str) -> NoReturn:
-        self._leave(detach=True).reap()
+        self._away.detach()
         self._end_trials()
         os.close(self._device)
         raise MountError(reason)
 
     # The end.
-
-    def _end(self) -> None:
-        """Somebody wants an end. Who uses the mount may go on until a second wish."""
-        wishes, self._signals = self._signals, 0
-        passed = devices.passed_descriptor(self._config.mountpoint) is not None
-        if passed or wishes > 1 or self._left or self._leaving is not None:
-            self._abort()
-        else:
-            self._leaving = self._leave(detach=False)
-
-    def _see_off(self, leaving: Leaving) -> None:
-        """The attempt to unmount has ended, or takes too long."""
-        if not select.select([leaving.pidfd], [], [], 0)[0]:
-            if time.monotonic() > leaving.deadline:
-                log.error("%s: the kernel does not unmount it", self._config.mountpoint)
-                self._abort()
-            return
-        code = leaving.reap()
-        if code == errno.EBUSY and not leaving.detach:
-            log.warning("%s is in use: detached, served until it is not", self._config.mountpoint)
-            self._leaving = self._leave(detach=True)
-        elif code:
-            log.error("can't unmount %s: %s", self._config.mountpoint, os.strerror(code))
-            self._leaving = None
-        else:
-            self._leaving, self._left = None, True
 
     def _abort(self) -> None:
         """End it whoever uses it: with the last descriptor the kernel ends the connection."""
@@ -354,9 +339,6 @@ class Supervisor:
     def _end_trials(self) -> None:
         for child in self._children():
             os.kill(child.pid, signal.SIGKILL)
-
-    def _leave(self, *, detach: bool) -> Leaving:
-        return leave(self._config, self._device, detach=detach)
 
     def _disconnected(self) -> bool:
         poll = select.poll()

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-Kinds = Mapping[tuple[int, int], float]  # by opcode and node: until when, by the monotonic clock
+from fsmount.mount.kernel.answers import Request
+from fsmount.mount.kernel.protocol import Opcode
+
+Kind = tuple[int, int, bytes]  # opcode, node, and of a LOOKUP the name
+Refused = Mapping[Kind, float]  # until when, by the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +21,19 @@ class TakeOver:
     successor: bool = False  # another server has died before
     fresh: tuple[bytes, ...] = ()  # requests that were read, and that nobody has seen
     tried: frozenset[int] = frozenset()  # numbers of requests that other processes answer
-    refused: Kinds = field(default_factory=lambda: MappingProxyType({}))  # what servers died of
+    refused: Refused = field(default_factory=lambda: MappingProxyType({}))  # what servers died of
 
-    def refuses(self, opcode: int, node: int) -> bool:
-        """Whether such a request is not to be done now, since a server would die of it."""
-        return is_refused(self.refused, opcode, node)
+    def refuses(self, request: Request) -> bool:
+        """Whether it is not to be done now, since a server would die of it."""
+        return is_refused(self.refused, request)
 
 
-def is_refused(refused: Kinds, opcode: int, node: int) -> bool:
-    """Whether a request of this kind is in `refused` at this moment."""
-    return refused.get((opcode, node), 0.0) > time.monotonic()
+def kind_of(request: Request) -> Kind:
+    """What all requests have in common that would do the same as this one."""
+    name = bytes(request.body) if request.opcode == Opcode.LOOKUP else b""
+    return request.opcode, request.node, name
+
+
+def is_refused(refused: Refused, request: Request) -> bool:
+    """Whether a request of its kind is in `refused` at this moment."""
+    return refused.get(kind_of(request), 0.0) > time.monotonic()

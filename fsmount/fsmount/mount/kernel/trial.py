@@ -15,6 +15,7 @@ from contextlib import suppress
 from fsmount.mount.kernel.answers import Answers, Request
 from fsmount.mount.kernel.backing import OpenNodes
 from fsmount.mount.kernel.config import Config
+from fsmount.mount.kernel.leasing import release_kept
 from fsmount.mount.kernel.link import Supervised
 from fsmount.mount.kernel.listings import KEPT, Listings
 from fsmount.mount.kernel.negotiate import Features
@@ -60,6 +61,7 @@ def try_suspects(
         for node in listed:
             listings.note(node)
         time.sleep(4 * KEPT)  # until each was dropped twice
+    release_kept()
 
 
 def _try(answers: Answers, sender: Sender, message: bytes) -> bool:

@@ -21,7 +21,7 @@ from fsmount.mount.kernel.link import Message, Said
 from fsmount.mount.kernel.protocol import IN_HEADER
 from fsmount.mount.kernel.sending import Sender
 from fsmount.mount.kernel.session import doing
-from fsmount.mount.kernel.takeover import Kinds, is_refused
+from fsmount.mount.kernel.takeover import Kind, Refused, is_refused, kind_of
 
 log = logging.getLogger("fsmount.mount")
 
@@ -40,7 +40,7 @@ class _Suspect:
     @property
     def request(self) -> Request:
         _, opcode, unique, node, *_ = IN_HEADER.unpack_from(self.message)
-        return Request(opcode, unique, node, b"")
+        return Request(opcode, unique, node, self.message[IN_HEADER.size :])
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Trials:
         self._queue: deque[_Suspect] = deque()
         self._known: set[int] = set()  # numbers of suspects that are not done
         self._trials: dict[int, _Trial] = {}  # by pid
-        self._refused: dict[tuple[int, int], float] = {}
+        self._refused: dict[Kind, float] = {}
         self._not_before = 0.0  # a process is started; by the monotonic clock
         self._stalled = 0.0  # when suspects have waited for too long
 
@@ -82,7 +82,7 @@ class Trials:
         return frozenset(self._known)
 
     @property
-    def refused(self) -> Kinds:
+    def refused(self) -> Refused:
         """What is refused now, and until when."""
         now = time.monotonic()
         self._refused = {kind: until for kind, until in self._refused.items() if until > now}
@@ -101,7 +101,7 @@ class Trials:
         """Have requests tried. Those that are being tried are sent again too, and stay there."""
         for suspect in map(_Suspect, messages):
             request = suspect.request
-            if is_refused(self._refused, request.opcode, request.node):
+            if is_refused(self._refused, request):
                 self._sender.error(request.unique, errno.EIO)
             elif request.unique not in self._known:
                 self._known.add(request.unique)
@@ -168,7 +168,7 @@ class Trials:
             REFUSED_SECONDS,
         )
         self._known.discard(request.unique)
-        self._refused[request.opcode, request.node] = time.monotonic() + REFUSED_SECONDS
+        self._refused[kind_of(request)] = time.monotonic() + REFUSED_SECONDS
         self._sender.error(request.unique, errno.EIO)
 
     def _grow(self) -> None:
