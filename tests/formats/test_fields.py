@@ -193,6 +193,13 @@ def test_what_is_not_one_json_object_is_a_sidecar_error(data: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_field_that_stands_twice_among_very_many_is_found_at_once() -> None:
+    names = [*(str(n) for n in range(200_000)), "199999"]
+    data = "{" + ",".join(f'"{name}":1' for name in names) + "}"
+    with pytest.raises(SidecarError, match="field '199999' stands twice"):
+        fields.parse_sidecar(data.encode())
+
+
 SIDECAR = b'{"a": [1, 2.5e3, null], "b": {"c": "\\u00e9 \\n", "d": true}, "e": "\xc3\xa9"}'
 
 
