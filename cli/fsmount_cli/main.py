@@ -79,7 +79,7 @@ def run(args: Sequence[str]) -> int:
         drop_stdout()
         return 1
     except FsmountError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code, getattr(error, "__notes__", ()))
     except OSError as error:
         if _is_environment(error):
             return _fail(_describe(error), 1)
@@ -102,8 +102,10 @@ def _invoke(args: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _fail(text: str, code: int) -> int:
-    print(f"error: {one_line(text)}", file=sys.stderr)
+def _fail(text: str, code: int, notes: Sequence[str] = ()) -> int:
+    """Print one line that begins with `error:`, and each note in an indented line below."""
+    for line in (f"error: {text}", *(f"  {note}" for note in notes)):
+        print(one_line(line), file=sys.stderr)
     drop_stdout_if_full()
     return code
 

@@ -16,6 +16,8 @@ from fsmount.errors import one_line
 from fsmount.formats import document as documents
 from fsmount.model import DepthRule, Ref, RegexRule, Rule, check_tag, parse_ref
 from fsmount.pack import PackOptions, PackReport, Silent, pack
+from fsmount.pack.files import Links
+from fsmount.pack.source import MAX_SAMPLE_BYTES
 from fsmount_cli.common import human_bytes, print_json
 from fsmount_cli.progress import progress
 
@@ -33,7 +35,7 @@ def _size(_: click.Context, __: click.Parameter, value: str | None) -> int | Non
 
 
 @click.command(name="pack")
-@click.argument("source", type=click.Path(exists=True, file_okay=False))
+@click.argument("source", type=click.Path())
 @click.argument("store", type=click.Path())
 @click.option("--tag", required=True, help="Name of the new version.")
 @click.option(
@@ -65,7 +67,28 @@ def _size(_: click.Context, __: click.Parameter, value: str | None) -> int | Non
     "--replace-all", is_flag=True, help="The new version is SOURCE alone, whatever the base has."
 )
 @click.option("--sync", is_flag=True, help="Drop partitions of the base that SOURCE doesn't have.")
-@click.option("--force", is_flag=True, help="Read every file, also those that look unchanged.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Read every file, also those that look unchanged by size, mtime, ctime and inode, and "
+    "every shard that is reused. For file systems without a ctime, or after a clock was set back.",
+)
+@click.option(
+    "--links",
+    type=click.Choice([links.value for links in Links]),
+    default=Links.FOLLOW.value,
+    show_default=True,
+    help="Symbolic links in SOURCE: follow them wherever they lead, those that stay inside SOURCE, "
+    "or none; others are errors.",
+)
+@click.option(
+    "--max-sample-size",
+    metavar="SIZE",
+    callback=_size,
+    default=f"{MAX_SAMPLE_BYTES >> 30}GiB",
+    show_default=True,
+    help="Largest sample, by the bytes of its arrays; a larger one is an error.",
+)
 @click.option("--require-sidecars", is_flag=True, help="Refuse if a sample has no .json sidecar.")
 @click.option(
     "--workers",
@@ -109,8 +132,9 @@ def command(
     """Pack the .npz tree SOURCE into STORE and publish it as a version.
 
     A sample is an .npz file, with an optional .json sidecar of the same stem. STORE is made if it
-    does not exist. Only what changed since the base is read and written. Each worker needs memory
-    for about four times its largest sample. Sizes are in binary units (1 KiB = 1024 bytes).
+    does not exist. Only what changed since your last pack is read, and what changed since the base
+    is written; your packs are remembered below XDG_CACHE_HOME (~/.cache). Each worker needs memory
+    for about twice its largest sample. Sizes are in binary units (1 KiB = 1024 bytes).
     """
     options = _options(context.params)
     report = pack(source, store, options, Silent()) if quiet else _watched(source, store, options)
@@ -172,6 +196,8 @@ def _options(given: dict[str, Any]) -> PackOptions:
         replace_all=given["replace_all"],
         sync=given["sync"],
         force=given["force"],
+        links=Links(given["links"]),
+        max_sample_bytes=given["max_sample_size"],
         require_sidecars=given["require_sidecars"],
         workers=given["workers"],
         message=given["message"],

@@ -163,9 +163,10 @@ def test_two_rules_exclude_each_other(run: Run) -> None:
     assert "--partition-depth and --partition-regex exclude each other" in done.err
 
 
-def test_a_source_that_is_no_directory_is_a_usage_error(run: Run, tmp_path: Path) -> None:
-    assert run("--tag", "v1", at=tmp_path / "nowhere").code == 2
-    assert run("--tag", "v1", at=Path(__file__)).code == 2
+def test_a_source_that_is_no_directory_is_one_line(run: Run, tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", Path(__file__)):
+        done = run("--tag", "v1", at=path)
+        assert (done.code, done.err) == (1, f"error: {path}: not a directory\n")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import tarfile
+import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,7 +85,18 @@ def write_numbered(root: Path, keys: Mapping[str, int], size: int = 10) -> dict[
     }
 
 
+def settle(source: Path) -> None:
+    """Wait, some milliseconds, until the clock of the source's files has passed all of them."""
+    newest = max((p.lstat().st_ctime_ns for p in source.rglob("*")), default=0)
+    probe = source.with_name("clock")
+    while not probe.exists() or probe.stat().st_ctime_ns <= newest + 30_000_000:
+        time.sleep(0.002)
+        probe.write_bytes(b"")
+    probe.unlink()
+
+
 def run_pack(source: Path, store: Path, tag: str = "v1", **options: Any) -> PackReport:
+    settle(source)
     return pack(str(source), str(store), PackOptions(tag, **options), Silent())
 
 
@@ -210,7 +222,8 @@ def tags(store: Path) -> list[str | None]:
 def task_of(tree: NpzTree, target: Store, store: Path, name: str) -> tuple[Task, Context]:
     """The task of a partition whose state in v1 is what it may be equal to."""
     document = target.resolve(TagRef("v1"))
-    memory = Memory.of(target.cache_dir, document.source_namespace, document.rule, document.recipe)
+    memory = Memory.of(target.path, document.source_namespace, document.rule, document.recipe)
     samples = group(tree.scan(skip=str(store)).samples, document.rule)[name]
-    context = Context(tree, Recipe(), target.objects, memory, "", False)
-    return Task(name, 0, samples, memory.partition(name)), context
+    context = Context(tree, Recipe(), target.objects, memory, time.time_ns(), "", False)
+    found = memory.partition(name)
+    return Task(name, 0, samples, None if found is None else found.partition), context

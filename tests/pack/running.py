@@ -57,7 +57,7 @@ class Packing:
 
     def remembered(self) -> int:
         """How many partitions are finished."""
-        return len(self._there("cache/sources/*/*.parquet"))
+        return len(glob.glob(f"{os.environ['XDG_CACHE_HOME']}/fsmount/builds/*/*.parquet"))
 
     def _there(self, pattern: str) -> list[str]:
         """Paths in the store. What vanishes meanwhile is an error of Path.glob, but not of this."""

@@ -100,7 +100,7 @@ class Packing(RuleBasedStateMachine):
 
     @rule()
     def delete_cache(self) -> None:
-        shutil.rmtree(self.store / "cache", ignore_errors=True)
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
     @invariant()
     def every_version_is_what_it_was(self) -> None:

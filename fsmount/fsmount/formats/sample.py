@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from operator import index
@@ -74,6 +74,24 @@ def representable(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
     return len(shape) <= _DIMENSIONS_MAX and min(shape, default=0) >= 0 and nbytes < 1 << 63
 
 
+@lru_cache(maxsize=64)  # samples have few schemas
+def schema_of(fields: tuple[Field, ...]) -> Schema:
+    """The schema of tensors like `fields`, whose order and offsets don't matter.
+
+    Raises FormatError for names that are reserved, used twice, or not Unicode.
+    """
+    ordered = _in_file_order(fields)
+    try:
+        header = _header(ordered)
+    except UnicodeEncodeError as error:
+        raise FormatError(f"an array's name is not Unicode: {error}") from error
+    placed, at = [], len(header)
+    for field in ordered:
+        placed.append(replace(field, offset=at))
+        at += field.nbytes
+    return Schema(tuple(placed), header, at)
+
+
 def encode(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Serialize `arrays`; equal arrays (name, dtype, shape, order, bytes) give equal bytes.
 
@@ -83,12 +101,9 @@ def encode(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     for name, array in arrays.items():
         if not supported(array.dtype):
             raise FormatError(f"array {name!r}: dtype {array.dtype} can't be stored")
-    fields = _in_file_order(_field(name, arrays[name], 0) for name in arrays)
-    try:
-        header = _header(fields)
-    except UnicodeEncodeError as error:
-        raise FormatError(f"an array's name is not Unicode: {error}") from error
-    return b"".join([header, *(_little_endian(arrays[field.name]) for field in fields)])
+    schema = schema_of(tuple(_field(name, array) for name, array in arrays.items()))
+    data = (_little_endian(arrays[field.name]) for field in schema.fields)
+    return b"".join([schema.header, *data])
 
 
 def read_schema(member: bytes | memoryview) -> Schema:
@@ -118,7 +133,7 @@ def sorted_fields(schema: Schema) -> list[Field]:
     return sorted(schema.fields, key=lambda field: field.name)
 
 
-def compress(member: bytes, level: int) -> bytes:
+def compress(member: bytes | memoryview, level: int) -> bytes:
     """One zstd frame with content size and checksum: the payload of a member."""
     compressor = zstandard.ZstdCompressor(level, write_checksum=True, write_content_size=True)
     return compressor.compress(member)
@@ -156,10 +171,10 @@ def _in_file_order(fields: Iterable[Field]) -> list[Field]:
     return sorted(fields, key=lambda field: (-field.dtype.itemsize, field.name))
 
 
-def _field(name: str, array: NDArray[Any], offset: int) -> Field:
+def _field(name: str, array: NDArray[Any]) -> Field:
     flags = array.flags
     fortran = bool(flags.f_contiguous and not flags.c_contiguous)
-    return Field(name, array.dtype, array.shape, fortran, offset, array.nbytes)
+    return Field(name, array.dtype, array.shape, fortran, 0, array.nbytes)
 
 
 def _header(fields: list[Field]) -> bytes:
@@ -209,7 +224,7 @@ def _fields(entries: dict[str, Any], notes: dict[str, str], start: int) -> list[
         shape = tuple(map(index, entry["shape"]))
         shape = shape[:-1] if dtype.kind == "c" else shape
         fortran = bool(note.get("fortran_order"))
-        if not representable(dtype, shape) or (fortran and not _has_fortran_order(shape)):
+        if not representable(dtype, shape) or (fortran and not has_fortran_order(shape)):
             raise ValueError(f"array {name!r}: {dtype} {shape}")
         nbytes = dtype.itemsize * prod(shape)
         fields.append(Field(name, dtype, shape, fortran, start, nbytes))
@@ -223,7 +238,7 @@ def _dtype(descr: str) -> np.dtype[Any]:
     return dtype
 
 
-def _has_fortran_order(shape: tuple[int, ...]) -> bool:
+def has_fortran_order(shape: tuple[int, ...]) -> bool:
     """Whether the memory order of an array of `shape` makes a difference."""
     return 0 not in shape and sum(n > 1 for n in shape) > 1
 

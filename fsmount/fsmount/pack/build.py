@@ -12,17 +12,15 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 import zstandard
-from numpy.typing import NDArray
 
 from fsmount.errors import (
     FormatError,
-    IntegrityError,
     ObjectMissingError,
     SidecarError,
     SourceChangedError,
+    SourceError,
 )
 from fsmount.formats import manifest, revision, sample
 from fsmount.formats.checked import dump_compact
@@ -31,11 +29,14 @@ from fsmount.formats.kinds import NO_FIELDS, Fields
 from fsmount.formats.manifest import ManifestMeta, Row, Text
 from fsmount.formats.shard import member_order
 from fsmount.model import Partition, Recipe, ShardRef
+from fsmount.pack.adopt import is_release, proven
 from fsmount.pack.conform import encode, schema_for
 from fsmount.pack.earlier import Earlier, earlier_samples
+from fsmount.pack.faults import Faults
 from fsmount.pack.memory import Memory
+from fsmount.pack.settled import settled
 from fsmount.pack.shards import Encoded, ShardSet, Stored, verify_payload
-from fsmount.pack.source import NpzTree, SourceSample, fingerprint
+from fsmount.pack.source import MAX_SAMPLE_BYTES, NpzTree, SourceSample
 from fsmount.store import Objects, durable
 from fsmount.store.hashed import Hashed
 from fsmount.store.inside import StorePath
@@ -70,8 +71,10 @@ class Context:
     recipe: Recipe
     objects: Objects
     memory: Memory
+    clock: int  # ns; files that changed later may change once more unnoticed
     staging: StorePath
     force: bool  # read every file, whatever is remembered
+    max_sample_bytes: int = MAX_SAMPLE_BYTES
     fields: Fields = NO_FIELDS  # of the version, as far as they are known before it is built
 
 
@@ -82,12 +85,23 @@ class Built:
     partition: Partition
     outcome: Outcome
     samples_read: int
+    remembered: bool
 
 
-def build_partition(task: Task, context: Context, advance: Advance) -> Built:
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A partition that can't be built, and what is wrong with its files."""
+
+    faults: Faults
+
+
+Result = Built | Failed
+
+
+def build_partition(task: Task, context: Context, advance: Advance) -> Result:
     """Make the partition of `task`; all its objects are in the store when this returns.
 
-    Raises SourceError and its kin naming the file, StoreWriteError naming the object.
+    Raises IntegrityError naming the file, StoreWriteError naming the object.
     """
     staging = context.staging / str(task.place)
     durable.make_directory(staging)
@@ -99,8 +113,13 @@ def build_partition(task: Task, context: Context, advance: Advance) -> Built:
 
 @dataclass(frozen=True, slots=True)
 class _Old:
-    """The previous state of a partition, its samples in shard order."""
+    """The previous state of a partition, its samples in shard order.
 
+    Unless it is `ours`, remembered by this user as made of known files, anybody may have written
+    it: then its samples are those that are proven to be what their rows say.
+    """
+
+    ours: bool
     partition: Partition
     meta: ManifestMeta
     samples: dict[str, Earlier]
@@ -110,7 +129,8 @@ class _Old:
 class _Fresh:
     """A sample as its source file has it now."""
 
-    member: bytes
+    member: memoryview
+    header: bytes  # of the member
     sha256: bytes  # of the member
     texts: tuple[Text, ...]
 
@@ -124,17 +144,46 @@ class _Builder:
         self._advance = advance
         self._read = 0
         self._equal: dict[str, tuple[Text, ...]] = {}  # read, and found to have the old tensors
+        self._sound: set[str] = set()  # done
         self._held: dict[str, _Fresh] = {}  # read, and found to have others: one at most
 
-    def build(self) -> Built:
+    def build(self) -> Result:
         old = self._load_old()
+        try:
+            return self._build(old)
+        except SourceError as error:
+            faults = self._faults({} if old is None else old.samples)
+            return Failed(faults if faults.count else Faults.of([error]))
+
+    def _build(self, old: _Old | None) -> Built:
         texts = None if old is None else self._texts_if_same_data(old)
         if old is None or texts is None:
             partition, outcome = self._rebuild({} if old is None else old.samples), Outcome.BUILT
-        else:
+        elif old.ours:
             partition, outcome = self._refresh(old, texts)
-        self._context.memory.save(partition, self._task.samples)
-        return Built(partition, outcome, self._read)
+        else:
+            partition, outcome = self._adopt(old)
+        known = settled(self._task.samples, self._context.clock)
+        remembered = self._context.memory.save(partition, known)
+        return Built(partition, outcome, self._read, remembered)
+
+    def _faults(self, known: Mapping[str, Earlier]) -> Faults:
+        """What is wrong with the files that were not done yet: all of them are looked at."""
+        errors = []
+        for item in self._task.samples:
+            if item.key not in self._sound:
+                try:
+                    self._look_at(item, known.get(item.key))
+                except SourceError as error:
+                    errors.append(error)
+                self._done(item)
+        return Faults.of(errors)
+
+    def _look_at(self, item: SourceSample, earlier: Earlier | None) -> None:
+        if earlier is not None and earlier.has_file_of(item):
+            self._sidecar(item, earlier, earlier.row.texts)
+        else:
+            self._sidecar(item, earlier, self._encode(item).texts)
 
     def _load_old(self) -> _Old | None:
         previous = self._task.previous
@@ -145,8 +194,11 @@ class _Builder:
             found.meta.check_belongs(previous)
         except (ObjectMissingError, FormatError):
             return None  # damaged since: built anew from the source
-        files = {} if self._context.force else self._context.memory.samples(previous)
-        return _Old(previous, found.meta, earlier_samples(found, files))
+        files = None if self._context.force else self._context.memory.samples(previous)
+        samples = earlier_samples(found, files or {})
+        if files is None:
+            samples = proven(self._objects, samples, self._context.max_sample_bytes)
+        return _Old(files is not None, previous, found.meta, samples)
 
     def _texts_if_same_data(self, old: _Old) -> dict[str, tuple[Text, ...]] | None:
         """Each sample's text arrays if all samples have the tensors they had, else None."""
@@ -171,6 +223,18 @@ class _Builder:
             return None  # damaged since: written anew
         return {key: self._equal.get(key, old.samples[key].row.texts) for key in old.samples}
 
+    def _adopt(self, old: _Old) -> tuple[Partition, Outcome]:
+        """The partition of somebody else, whose samples are the source's: its shards, if they are
+        cut and ordered as ours, and a manifest of our own.
+        """
+        release = old.meta.compressor if is_release(old.meta.compressor) else COMPRESSOR
+        known = {k: replace(earlier, compressor=COMPRESSOR) for k, earlier in old.samples.items()}
+        partition = self._rebuild(known, release)
+        if partition.shards != old.partition.shards:
+            return partition, Outcome.BUILT
+        same = partition.metadata_revision == old.partition.metadata_revision
+        return partition, Outcome.UNCHANGED if same else Outcome.REFRESHED
+
     def _refresh(self, old: _Old, texts: dict[str, tuple[Text, ...]]) -> tuple[Partition, Outcome]:
         sidecars = {
             item.key: self._sidecar(item, old.samples[item.key], texts[item.key])
@@ -180,13 +244,14 @@ class _Builder:
             replace(earlier.row, texts=texts[key], sidecar=sidecars[key])
             for key, earlier in old.samples.items()
         ]
-        partition = self._partition(rows, old.partition.shards, old.meta.schemas, old)
+        shards, schemas, release = old.partition.shards, old.meta.schemas, old.meta.compressor
+        partition = self._partition(rows, shards, schemas, release, old.partition)
         for item in self._task.samples:
             self._done(item)
         same = partition.metadata_revision == old.partition.metadata_revision
         return partition, Outcome.UNCHANGED if same else Outcome.REFRESHED
 
-    def _rebuild(self, known: Mapping[str, Earlier]) -> Partition:
+    def _rebuild(self, known: Mapping[str, Earlier], release: str = COMPRESSOR) -> Partition:
         recipe, samples = self._context.recipe, {s.key: s for s in self._task.samples}
 
         def fetch(stored: Stored) -> bytes:
@@ -197,7 +262,7 @@ class _Builder:
                 shards.add(self._sample(samples[key], known.get(key)))
                 self._done(samples[key])
             rows, refs, schemas = shards.finish()
-        return self._partition(rows, refs, schemas, None)
+        return self._partition(rows, refs, schemas, release)
 
     def _sample(self, item: SourceSample, earlier: Earlier | None) -> Encoded | Stored:
         """A sample as a shard has it already, or else as it is read from the source."""
@@ -229,7 +294,7 @@ class _Builder:
             sidecar=self._sidecar(item, earlier, fresh.texts),
         )
         payload = sample.compress(fresh.member, self._context.recipe.level)
-        return Encoded(row, sample.read_schema(fresh.member).header, payload)
+        return Encoded(row, fresh.header, payload)
 
     def _fetch(self, stored: Stored, item: SourceSample) -> bytes:
         """A sample's payload from its shard, or from the source if that is damaged since."""
@@ -249,13 +314,13 @@ class _Builder:
 
     def _encode(self, item: SourceSample) -> _Fresh:
         """A sample's member, which is seen to decode to the source's arrays."""
-        arrays = self._context.tree.read_arrays(item)
-        member = sample.encode(arrays.tensors)
-        _check_equal(arrays.tensors, sample.decode(member), self._context.tree.path(item.key))
+        arrays = self._context.tree.read_arrays(item, self._context.max_sample_bytes)
         self._read += 1
-        return _Fresh(member, hashlib.sha256(member).digest(), arrays.texts)
+        digest = hashlib.sha256(arrays.member).digest()
+        return _Fresh(arrays.member, arrays.schema.header, digest, arrays.texts)
 
     def _done(self, item: SourceSample) -> None:
+        self._sound.add(item.key)
         if item.key not in self._equal:  # else it was counted when it was read
             self._advance(1, item.file.size)
 
@@ -277,19 +342,19 @@ class _Builder:
         rows: list[Row],
         shards: tuple[ShardRef, ...],
         schemas: tuple[bytes, ...],
-        old: _Old | None,
+        release: str,
+        old: Partition | None = None,
     ) -> Partition:
+        """The partition; its manifest is that of `old`, if that says the same."""
         data = revision.data_revision(self._context.recipe, ((row.key, row.sha256) for row in rows))
         metadata = revision.metadata_revision(
             data,
             ((row.key, revision.metadata_bytes(row.texts_json(), row.sidecar)) for row in rows),
         )
-        if old is not None and old.partition.metadata_revision == metadata:
-            fields, ref = old.partition.fields, old.partition.manifest
-            schema = old.partition.schema
+        if old is not None and old.metadata_revision == metadata:
+            fields, ref, schema = old.fields, old.manifest, old.schema
         else:
-            by = COMPRESSOR if old is None else old.meta.compressor
-            meta = ManifestMeta(self._task.id, data, metadata, shards, schemas, (), by)
+            meta = ManifestMeta(self._task.id, data, metadata, shards, schemas, (), release)
             own = manifest.fields_of(rows)
             wanted = schema_for(self._context.fields, own)
             ref = self._objects.put(encode(rows, meta, wanted), self._staging)
@@ -302,24 +367,7 @@ class _Builder:
             raw_bytes=sum(row.raw_size for row in rows),
             manifest=ref,
             shards=shards,
-            source_fingerprint=fingerprint(self._task.samples),
+            source_fingerprint="",
             fields=fields,
             schema=schema,
         )
-
-
-def _check_equal(
-    source: dict[str, NDArray[Any]], decoded: dict[str, NDArray[Any]], path: str
-) -> None:
-    """Raise IntegrityError unless both hold the same arrays, bit for bit."""
-    if source.keys() != decoded.keys():
-        raise IntegrityError(f"{path}: arrays {sorted(decoded)} instead of {sorted(source)}")
-    for name, array in source.items():
-        other = decoded[name]
-        same = (array.dtype, array.shape, array.flags.fnc) == (
-            other.dtype,
-            other.shape,
-            other.flags.fnc,
-        )
-        if not same or array.tobytes() != other.tobytes():
-            raise IntegrityError(f"{path}: array {name!r} does not survive encoding")

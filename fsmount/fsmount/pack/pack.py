@@ -27,15 +27,18 @@ from fsmount.model import (
     check_tag,
 )
 from fsmount.pack import workers
-from fsmount.pack.build import Built, Context, Outcome
+from fsmount.pack.build import Built, Context, Failed, Outcome
 from fsmount.pack.changes import changes_by_partition
 from fsmount.pack.conform import conform
+from fsmount.pack.faults import Faults
+from fsmount.pack.files import Links
 from fsmount.pack.memory import Memory
 from fsmount.pack.plan import Known, Plan, check_sidecars, group, make_plan
 from fsmount.pack.proof import Proof
 from fsmount.pack.publish import publish
 from fsmount.pack.setting import Setting
-from fsmount.pack.source import Listing, NpzTree, SourceSample
+from fsmount.pack.settled import file_clock
+from fsmount.pack.source import MAX_SAMPLE_BYTES, Listing, NpzTree, SourceSample
 from fsmount.store import Lease, Store
 from fsmount.store.inside import store_path
 
@@ -58,11 +61,15 @@ class PackOptions:
     sync: bool = False  # drop the base's partitions that the source no longer has
     force: bool = False  # read every file, whatever is remembered
     require_sidecars: bool = False
+    links: Links = Links.FOLLOW
+    max_sample_bytes: int = MAX_SAMPLE_BYTES  # of a sample's arrays; a larger one is an error
     workers: int = 1
     message: str = ""
 
     def __post_init__(self) -> None:
         check_tag(self.tag)
+        if self.max_sample_bytes < 1:
+            raise PackError(f"max_sample_bytes must be at least 1, not {self.max_sample_bytes}")
         if self.workers < 1:
             raise PackError(f"workers must be at least 1, not {self.workers}")
 
@@ -118,7 +125,8 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     """Pack the tree at `source` into the store at `store` (made if missing) and publish it.
 
     Nothing is published unless every sample was read back from its shard and found equal to its
-    source. What was built before a failure is reused by the next run.
+    source. Files that can't be packed don't stop the others: all are told in one error, with a note
+    for each of the first 20, and what was built is reused by the next run.
 
     Raises SourceError (and SidecarError, SourceChangedError, PartitionError) naming the file,
     RuleMismatchError, PackWorkerError, StoreWriteError, and as `Store.publish` does.
@@ -127,7 +135,7 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     store = store_path(store)
     if options.workers > (os.cpu_count() or 1):
         _log.warning("%d workers on %d cores", options.workers, os.cpu_count())
-    tree = NpzTree(os.path.realpath(source))
+    tree = NpzTree(_real_path(source), options.links)
     namespace = _namespace(tree, options)
     listing = _scan(tree, os.path.realpath(store), options)
     base, latest = _base(store, options.base)
@@ -135,7 +143,7 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     groups = group(listing.samples, setting.rule)
     target = Store.create(store)
     target.sweep()
-    memory = Memory.of(target.cache_dir, setting.namespace, setting.rule, setting.recipe)
+    memory = Memory.of(target.path, setting.namespace, setting.rule, setting.recipe)
     known = _known(target, memory, groups, base if base and setting.fits(base) else None)
     with _lease(target, base, known) as lease, target.staging(lease) as staging:
         drop = options.sync or options.replace_all
@@ -143,10 +151,16 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
         known = replace(known, usable=proof.is_sound)
         plan = make_plan(groups, known, force=options.force, drop_vanished=drop)
         proof.check_kept(plan.kept)
-        _remember(memory, plan, known, groups)
-        fields = unify_dumped(part.fields for part in plan.known())
         context = Context(
-            tree, setting.recipe, target.objects, memory, staging, options.force, fields
+            tree=tree,
+            recipe=setting.recipe,
+            objects=target.objects,
+            memory=memory,
+            clock=file_clock(tree.root, staging),
+            staging=staging,
+            force=options.force,
+            max_sample_bytes=options.max_sample_bytes,
+            fields=unify_dumped(part.fields for part in plan.known()),
         )
         built = _build(plan, context, options.workers, observer, lease)
 
@@ -186,10 +200,22 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
 def _scan(tree: NpzTree, store: str, options: PackOptions) -> Listing:
     listing = tree.scan(skip=store)
     if not listing.samples:
-        raise SourceError(f"{tree.root}: no .npz file in it")
+        why = f", but {listing.misnamed!r}: its suffix must be .npz" if listing.misnamed else ""
+        raise SourceError(f"{tree.root}: no .npz file in it{why}")
     if options.require_sidecars:
         check_sidecars(listing.samples)
     return listing
+
+
+def _real_path(source: str) -> str:
+    if not source:  # an unset variable, not the working directory
+        raise SourceError("no source: the path is empty")
+    try:
+        return os.path.realpath(source)
+    except FileNotFoundError:
+        raise SourceError(
+            f"no source {source}: the working directory is gone; give an absolute path"
+        ) from None
 
 
 def _namespace(tree: NpzTree, options: PackOptions) -> str:
@@ -246,7 +272,7 @@ def _known(
     groups: Mapping[str, tuple[SourceSample, ...]],
     base: Version | None,
 ) -> Known:
-    remembered = {name: part for name in groups if (part := memory.partition(name)) is not None}
+    remembered = {name: found for name in groups if (found := memory.partition(name)) is not None}
     return Known(
         base={} if base is None else {part.id: part for part in base.partitions},
         remembered=remembered,
@@ -256,7 +282,7 @@ def _known(
 
 def _lease(store: Store, base: Version | None, known: Known) -> Lease:
     """Hold whatever may be reused, before anything relies on it."""
-    parts = (*known.base.values(), *known.remembered.values())
+    parts = (*known.base.values(), *(found.partition for found in known.remembered.values()))
     digests = {ref.digest for part in parts for ref in part.objects()}
     tables = [base.document.table.digest] if base is not None else []
     return store.lease("pack", tables, sorted(digests))
@@ -276,19 +302,13 @@ def _build(
             renewed = time.monotonic()
         observer.advanced(samples, source_bytes)
 
-    return workers.run(plan.tasks, context, count, progress)
-
-
-def _remember(
-    memory: Memory,
-    plan: Plan,
-    known: Known,
-    groups: Mapping[str, tuple[SourceSample, ...]],
-) -> None:
-    """Fill in what the cache has lost: a partition reused unread was made of these very files."""
-    for part in plan.reused:
-        if known.remembered.get(part.id) != part:
-            memory.save(part, groups[part.id])
+    results = workers.run(plan.tasks, context, count, progress)
+    failed = (result.faults for result in results if isinstance(result, Failed))
+    sum(failed, Faults()).raise_any()
+    built = [result for result in results if isinstance(result, Built)]
+    if context.memory.directory is not None and not all(item.remembered for item in built):
+        _log.info("what was built could not be remembered in %s", context.memory.directory)
+    return built
 
 
 def _merge(plan: Plan, built: list[Built]) -> tuple[Partition, ...]:

@@ -13,6 +13,7 @@ from fsmount.errors import InvalidNameError, PartitionError, SourceError
 from fsmount.model import ROOT_PARTITION, Partition, Rule, check_partition_id, check_partition_ids
 from fsmount.pack.build import Task
 from fsmount.pack.grouping import partitions_of
+from fsmount.pack.memory import Remembered
 from fsmount.pack.source import SourceSample, fingerprint
 
 _SHOWN = 3  # examples in a message
@@ -35,10 +36,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What may be reused: partitions as the base has them, as the cache remembers them."""
+    """What may be reused: partitions as the base has them, as this user remembers them."""
 
     base: Mapping[str, Partition]
-    remembered: Mapping[str, Partition]
+    remembered: Mapping[str, Remembered]
     usable: Callable[[Partition], bool]  # all its objects are there and whole
 
 
@@ -74,20 +75,20 @@ def make_plan(
 ) -> Plan:
     """Decide for every partition of the source and of the base.
 
-    A partition is reused if the listing it was made of is the present one and its objects are
-    whole. With `force` none is reused unread; with `drop_vanished` the base's others are dropped.
+    A partition is reused unread if it is remembered that the present listing made it, and its
+    objects are whole; whoever wrote the base is not asked. With `force` none is reused unread; with
+    `drop_vanished` the base's others are dropped.
     """
     reused: list[Partition] = []
     tasks: list[Task] = []
     for name, samples in groups.items():
-        listing = fingerprint(samples)
-        before = [p for p in (known.remembered.get(name), known.base.get(name)) if p is not None]
-        same = (p for p in before if p.source_fingerprint == listing and known.usable(p))
-        found = None if force else next(same, None)
-        if found is not None:
-            reused.append(found)
+        found = known.remembered.get(name)
+        before = known.base.get(name) if found is None else found.partition
+        same = found is not None and found.listing == fingerprint(samples)
+        if before is not None and same and not force and known.usable(before):
+            reused.append(before)
         else:
-            tasks.append(Task(name, len(tasks), samples, before[0] if before else None))
+            tasks.append(Task(name, len(tasks), samples, before))
     vanished = (part for name, part in known.base.items() if name not in groups)
     kept = () if drop_vanished else tuple(vanished)
     check_partition_ids({*groups, *(part.id for part in kept)})
@@ -115,7 +116,10 @@ def _check_ids(groups: Mapping[str, list[SourceSample]]) -> None:
         try:
             check_partition_id(name)
         except InvalidNameError as error:
-            raise PartitionError(f"sample {samples[0].key!r}: {error}") from error
+            raise PartitionError(
+                f"sample {samples[0].key!r}: {error}; rename its directory, or group the samples "
+                "otherwise with --partition-depth or --partition-regex"
+            ) from error
     check_partition_ids(set(groups))
     for name, samples in groups.items():
         inside = [item.key for item in samples if "/" in item.key]

@@ -8,32 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from io import BytesIO
 
-from fsmount.errors import InvalidNameError, SidecarError, SourceChangedError, SourceError
+from fsmount.errors import IntegrityError, InvalidNameError, SidecarError, SourceError
 from fsmount.formats import manifest
 from fsmount.formats.fields import parse_sidecar
 from fsmount.model import check_key
+from fsmount.pack.faults import Faults
+from fsmount.pack.files import FileStat, Links, Walk, open_unchanged
 from fsmount.pack.npz import Arrays, read_npz
 
 _SAMPLE = ".npz"
 _SIDECAR = ".json"
-
-
-@dataclass(frozen=True, slots=True)
-class FileStat:
-    """What tells a file that was read before from one that wasn't; time in nanoseconds."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> FileStat:
-        """The part of `found` that counts."""
-        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+_OVERHEAD = 32 << 20  # bytes of an archive beside its arrays: at most two directories of members
+_WHOLE = 16 << 20  # bytes up to which an archive is read in one go
+_SIDECAR_MAX = 64 << 20  # bytes
+MAX_SAMPLE_BYTES = 2 << 30  # of a sample's arrays, unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,50 +42,70 @@ class Listing:
 
     samples: tuple[SourceSample, ...]
     ignored: int
+    misnamed: str | None  # a file that would be a sample if its suffix were in lower case
 
 
 @dataclass(frozen=True, slots=True)
 class NpzTree:
-    """A directory of `.npz` files, each with an optional `<stem>.json`; links are followed."""
+    """A directory of `.npz` files, each with an optional `<stem>.json`."""
 
-    root: str
+    root: str  # a real path
+    links: Links = Links.FOLLOW
 
     def scan(self, skip: str | None = None) -> Listing:
         """List the samples below the root, except below the directory `skip`.
 
-        Raises SourceError for a root that is no directory, a loop of links, an entry that can't be
-        looked at, or a name that can't be a key.
+        Raises SourceError for a root that is no directory, a directory that can't be listed, a loop
+        of links; and, with a note for each, for files that can't be used and names that can't be
+        keys.
         """
         if not os.path.isdir(self.root):
             raise SourceError(f"{self.root}: not a directory")
-        files = dict(_walk(self.root, "", skip, ()))
+        faults: list[SourceError] = []
+        files = dict(Walk(self.root, (_SAMPLE, _SIDECAR), self.links, skip, faults).files())
         stems = sorted(
             (path.removesuffix(_SAMPLE) for path in files if path.endswith(_SAMPLE)),
             key=os.fsencode,
         )
+        stems = [stem for stem in stems if stem and not stem.endswith("/")]
+        faults += [fault for stem in stems if (fault := self._fault_of_name(stem))]
+        Faults.of(faults).raise_any()
         samples = tuple(
-            SourceSample(self._key(stem), files[stem + _SAMPLE], files.get(stem + _SIDECAR))
-            for stem in stems
-            if stem and not stem.endswith("/")
+            SourceSample(stem, files[stem + _SAMPLE], files.get(stem + _SIDECAR)) for stem in stems
         )
         used = len(samples) + sum(sample.sidecar is not None for sample in samples)
-        return Listing(samples, len(files) - used)
+        misnamed = (p for p in files if not p.endswith(_SAMPLE) and p.lower().endswith(_SAMPLE))
+        return Listing(samples, len(files) - used, next(misnamed, None))
 
-    def read_arrays(self, sample: SourceSample) -> Arrays:
-        """The arrays of `sample`; SourceError or SourceChangedError naming the file otherwise."""
-        path = self.path(sample.key)
-        data = _read_unchanged(path, sample.file)
-        try:
-            return read_npz(data)
-        except SourceError as error:
-            raise SourceError(f"{path}: {error}") from error
+    def read_arrays(self, sample: SourceSample, limit: int = MAX_SAMPLE_BYTES) -> Arrays:
+        """The arrays of `sample`, which have `limit` bytes at most.
+
+        Raises SourceError, SourceChangedError or IntegrityError, which name the file.
+        """
+        path, size = self.path(sample.key), sample.file.size
+        if size > limit + _OVERHEAD:
+            raise SourceError(
+                f"{path}: the file has {size:,} bytes, more than the {limit:,} that a sample may "
+                "have (--max-sample-size)"
+            )
+        with open_unchanged(path, sample.file) as file:
+            try:
+                return read_npz(file if size > _WHOLE else BytesIO(file.read()), limit)
+            except (SourceError, IntegrityError) as error:
+                raise type(error)(f"{path}: {error}") from error
 
     def read_sidecar(self, sample: SourceSample) -> bytes | None:
         """The sidecar's bytes, or None; SidecarError or SourceChangedError naming the file."""
         if sample.sidecar is None:
             return None
         path = self.sidecar_path(sample.key)
-        data = _read_unchanged(path, sample.sidecar)
+        if sample.sidecar.size > _SIDECAR_MAX:
+            raise SidecarError(
+                f"{path}: the file has {sample.sidecar.size:,} bytes, more than the "
+                f"{_SIDECAR_MAX:,} that a sidecar may have: store what is large as arrays"
+            )
+        with open_unchanged(path, sample.sidecar) as file:
+            data = file.read()
         try:
             manifest.check_fields(parse_sidecar(data), ())
         except SidecarError as error:
@@ -109,73 +120,21 @@ class NpzTree:
         """The path of a sample's sidecar."""
         return os.path.join(self.root, key + _SIDECAR)
 
-    def _key(self, stem: str) -> str:
+    def _fault_of_name(self, stem: str) -> SourceError | None:
         try:
-            return check_key(stem)
+            check_key(stem)
         except InvalidNameError as error:
-            raise SourceError(f"{self.root}: a file name can't be a key: {error}") from error
+            return SourceError(
+                f"{self.path(stem)}: this name can't be a sample's key: {error}; rename the file "
+                "or directory (convmv turns the names of a tree into UTF-8)"
+            )
+        return None
 
 
 def fingerprint(samples: tuple[SourceSample, ...]) -> str:
     """Name a listing: keys, sizes, times and inodes of a partition's files, in 64 hex digits."""
-    digest = hashlib.sha256(b"fsmount source fingerprint 1\n")
+    digest = hashlib.sha256(b"fsmount source fingerprint 2\n")
     for sample in samples:
-        digest.update(repr((sample.key, _numbers(sample.file), _numbers(sample.sidecar))).encode())
+        numbers = [None if f is None else astuple(f) for f in (sample.file, sample.sidecar)]
+        digest.update(repr((sample.key, *numbers)).encode())
     return digest.hexdigest()
-
-
-def _numbers(file: FileStat | None) -> tuple[int, int, int] | None:
-    return None if file is None else (file.size, file.mtime_ns, file.inode)
-
-
-def _walk(
-    root: str, directory: str, skip: str | None, above: tuple[tuple[int, int], ...]
-) -> Iterator[tuple[str, FileStat]]:
-    """All files below `root/directory`: relative path, stat. `above`: ids of the directories."""
-    path = os.path.join(root, directory)
-    try:
-        here = os.stat(path)
-        if (here.st_dev, here.st_ino) in above:
-            raise SourceError(f"{path}: a link to a directory above it")
-        with os.scandir(path) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                relative = os.path.join(directory, entry.name)
-                if not entry.is_dir():
-                    if found := _stat(entry):
-                        yield relative, found
-                elif skip is None or os.path.realpath(entry.path) != skip:
-                    ids = (*above, (here.st_dev, here.st_ino))
-                    yield from _walk(root, relative, skip, ids)
-    except OSError as error:
-        raise SourceError(f"{error.filename or path}: {error.strerror}") from error
-
-
-def _stat(entry: os.DirEntry[str]) -> FileStat | None:
-    """The stat of a regular file; None for anything else that could not be a sample or sidecar."""
-    ours = entry.name.endswith((_SAMPLE, _SIDECAR))
-    try:
-        found = entry.stat()
-    except OSError:
-        if ours:
-            raise
-        return None
-    if stat.S_ISREG(found.st_mode):
-        return FileStat.of(found)
-    if ours:
-        raise SourceError(f"{entry.path}: not a regular file")
-    return None
-
-
-def _read_unchanged(path: str, listed: FileStat) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            before = FileStat.of(os.fstat(file.fileno()))
-            data = file.read()
-            after = FileStat.of(os.fstat(file.fileno()))
-    except FileNotFoundError as error:
-        raise SourceChangedError(f"{path}: vanished while it was packed") from error
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}") from error
-    if not before == after == listed or len(data) != listed.size:
-        raise SourceChangedError(f"{path}: changed while it was packed")
-    return data

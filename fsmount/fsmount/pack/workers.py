@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 from fsmount.errors import PackWorkerError
-from fsmount.pack.build import Built, Context, Task, build_partition
+from fsmount.pack.build import Context, Result, Task, build_partition
 from fsmount.store.inside import names_in
 
 _POLL = 0.2  # seconds between looks at what the workers have counted
@@ -33,7 +33,7 @@ class _StoppedError(Exception):
     """Another task failed, or the user interrupted: a worker gives up between two samples."""
 
 
-def run(tasks: Sequence[Task], context: Context, workers: int, progress: Progress) -> list[Built]:
+def run(tasks: Sequence[Task], context: Context, workers: int, progress: Progress) -> list[Result]:
     """Do `tasks` and return what they built, in their order.
 
     The first failure stops the rest between two samples and is raised; PackWorkerError, which names
@@ -52,7 +52,7 @@ def run(tasks: Sequence[Task], context: Context, workers: int, progress: Progres
         return [future.result() for future in futures]
 
 
-def _run_here(tasks: Sequence[Task], context: Context, progress: Progress) -> list[Built]:
+def _run_here(tasks: Sequence[Task], context: Context, progress: Progress) -> list[Result]:
     done = [0, 0]
 
     def advance(samples: int, source_bytes: int) -> None:
@@ -62,7 +62,7 @@ def _run_here(tasks: Sequence[Task], context: Context, progress: Progress) -> li
     return [build_partition(task, context, advance) for task in tasks]
 
 
-def _watch(futures: Sequence[Future[Built]], shared: _Shared, progress: Progress) -> None:
+def _watch(futures: Sequence[Future[Result]], shared: _Shared, progress: Progress) -> None:
     """Wait for all of `futures`; raise what the first of them to fail raised."""
     pending = set(futures)
     while pending:
@@ -154,7 +154,7 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def _work(task: Task, context: Context) -> Built:
+def _work(task: Task, context: Context) -> Result:
     def advance(samples: int, source_bytes: int) -> None:
         if _shared.stop.value:
             raise _StoppedError
