@@ -151,6 +151,19 @@ def test_partitions_that_are_kept_get_the_schema_too(tmp_path: Path) -> None:
     assert manifest.decode(data).table.column("n").to_pylist() == ["1"]
 
 
+def test_too_many_fields_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source, store = tmp_path / "source", tmp_path / "store"
+    write(source, "a", [{"label": n, **{f"{n}-{k}": k for k in range(400)}} for n in range(3)])
+    write(source, "b", [{"label": 1, "other": 2}])
+    run_pack(source, store)
+    assert "too many fields: 2 common ones are columns" in caplog.text
+    listed = manifest.decode(
+        Store.open(str(store)).objects.read(partitions(store, "v1")["b"].manifest)
+    )
+    (row,) = listed.table.to_pylist()
+    assert {name: row[name] for name in list(row)[11:]} == {"label": 1, "other": "2"}
+
+
 def test_a_table_that_lies_about_fields_is_found_out(tmp_path: Path) -> None:
     """The values would be cast to what the table says."""
     source = tmp_path / "source"

@@ -100,7 +100,7 @@ def fields_of(rows: Iterable[Mapping[str, Any]], texts: Collection[str] = frozen
 def unify(parts: Iterable[Fields]) -> Fields:
     """The fields of several partitions together; a pure function that minds no order.
 
-    A field that is no column of one partition is none of any; a text array is JSON text then.
+    A field that a partition may have among those that are no columns of it is JSON text.
     """
     return _unify([(part, 1) for part in parts])
 
@@ -121,8 +121,6 @@ def _unify(found: Sequence[tuple[Fields, int]]) -> Fields:
     for part in (part for part, _ in found if part.more):
         for name in counts.keys() - part.kinds.keys():
             kinds[name] = JSON
-            if name not in texts:
-                del counts[name]
     common = _common(counts, sum(times for _, times in found), texts)
     more = any(part.more for part, _ in found) or len(common) < len(counts)
     return Fields({name: kinds[name] for name in common}, more, texts)

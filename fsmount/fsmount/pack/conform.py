@@ -6,6 +6,7 @@ one alone: no shard is touched, no revision changes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from fsmount.model import Partition
 from fsmount.pack.memory import Memory
 from fsmount.store import Objects
 from fsmount.store.inside import StorePath
+
+_log = logging.getLogger(__name__)
 
 
 def schema_for(known: Fields, own: Fields) -> Schema:
@@ -38,7 +41,14 @@ def conform(
     ObjectMissingError or FormatError naming the partition whose manifest is not as it should be,
     StoreWriteError.
     """
-    schema = settle(unify_dumped(part.fields for part in parts))
+    fields = unify_dumped(part.fields for part in parts)
+    if fields.more:
+        _log.warning(
+            "the sidecars have too many fields: %d common ones are columns of the manifests, the "
+            "others only in __sidecar__",
+            len(fields.kinds),
+        )
+    schema = settle(fields)
     text = dump_compact(schema)
     left = sum(part.schema != text for part in parts)
     found = []
