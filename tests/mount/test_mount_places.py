@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +120,49 @@ def test_libfuse_gets_no_path_that_others_can_change(
     assert done.returncode == 1
     assert f"another user can move {theirs / 'a'}" in done.stderr
     assert mounts_below(theirs.parent) == []
+
+
+@pytest.mark.parametrize("driver", ["kernel", "fusepy"])
+def test_root_of_a_user_namespace_mounts_like_any_user(
+    store: Store, version: Version, theirs: Path, driver: str
+) -> None:
+    """It has no rights that others could abuse, and can't tell most owners apart."""
+    del version
+    (theirs / "link").symlink_to(theirs.parent / "root")
+    os.lchown(theirs / "link", SOMEBODY, SOMEBODY)
+    root = theirs / "link/mnt"
+    command = [sys.executable, "-m", "fsmount_cli.main"]
+    script = f"set -e; {shlex.join(command)} mount --driver {driver} $1@v1 $2; cat $2/VERSION.json"
+    script += f"; {shlex.join(command)} umount $2"
+    done = subprocess.run(
+        ["unshare", "-Urm", "bash", "-c", script, "bash", store.path, str(root)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"tag": "v1"' in done.stdout
+
+
+def test_a_mount_whose_path_is_covered_is_not_taken_off_by_it(
+    store: Store, version: Version, theirs: Path
+) -> None:
+    del version
+    above = theirs.parent / "root"
+    root = above / "mnt"
+    assert fsmount("mount", f"{store.path}@v1", str(root)).returncode == 0
+    subprocess.run(["mount", "-t", "tmpfs", "over", str(above)], check=True)
+    try:
+        root.mkdir()
+        for lazy in ([], ["--lazy"]):
+            done = fsmount("umount", *lazy, str(root))
+            assert done.returncode == 1
+            assert "its path does not lead to it" in done.stderr
+    finally:
+        subprocess.run(["umount", str(above)], check=True)
+    assert fsmount("umount", str(root)).returncode == 0
+    assert mounts_below(above) == []
 
 
 def test_links_are_resolved_as_the_system_does(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from fsmount.errors import MountError
@@ -35,7 +34,7 @@ def _check_fusepy(request: MountRequest) -> None:
         raise MountError(f"{request.mountpoint}: only the kernel driver takes a descriptor")
     if request.xattrs:
         raise MountError("--xattrs needs the kernel driver")
-    if os.geteuid() == 0:
+    if places.is_root():
         _check_fixed(request.mountpoint)
 
 
