@@ -29,7 +29,7 @@ exec setpriv --reuid=65534 --regid=65534 --clear-groups \
 def base() -> Iterator[str]:
     """A directory that everybody may reach and write to."""
     path = tempfile.mkdtemp(dir="/tmp")
-    os.chmod(path, 0o777)  # noqa: S103
+    os.chmod(path, 0o1777)  # noqa: S103
     yield path
     shutil.rmtree(path)
 
@@ -50,8 +50,8 @@ def test_conformance_as_another_user(base: str) -> None:
         text=True,
         timeout=200,
         cwd=base,
-        env={**os.environ, "HOME": base, "PYTHONDONTWRITEBYTECODE": "1",
-             "HYPOTHESIS_STORAGE_DIRECTORY": f"{base}/hypothesis"},
+        env={**os.environ, "HOME": base, "XDG_CACHE_HOME": f"{base}/cache",
+             "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_STORAGE_DIRECTORY": f"{base}/hypothesis"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

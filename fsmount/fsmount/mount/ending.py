@@ -42,7 +42,7 @@ def umount(mountpoint: str, *, lazy: bool = False) -> str | None:
     if mount is None:
         raise MountError(f"nothing is mounted on {mountpoint}")
     if mount.fstype != FSTYPE:
-        raise MountError(f"{mountpoint} has {_named(mount)} mounted{_above_ours(mount)}")
+        raise MountError(f"{mountpoint} has {_not_ours(mount)}")
     if checks.clear_dead_mount(mountpoint):
         return f"the server of {mountpoint} was dead; the mount is cleared"
     record = records.describe(mount).record
@@ -107,12 +107,12 @@ def _take_off(mount: KernelMount, record: Record) -> str | None:
     return None if _have_ended(record.processes, END_SECONDS) else _kill(mount, record)
 
 
-def _above_ours(mount: KernelMount) -> str:
-    """What to do about a mount of others, said behind what it is."""
+def _not_ours(mount: KernelMount) -> str:
+    """What lies there instead, and what to do about it."""
     ours = [one for one in all_mounts() if mount.parent == one.number and one.fstype == FSTYPE]
     if not ours:
-        return ", which fsmount did not"
-    return f" on top of {ours[0].source}, which fsmount mounted; unmount that first"
+        return f"{mount.fstype} mounted, which fsmount did not"
+    return f"{_named(mount)} mounted on top of fsmount's {ours[0].source}; unmount that first"
 
 
 def _listed(mounts: list[KernelMount]) -> str:
