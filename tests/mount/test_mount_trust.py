@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,3 +166,35 @@ def test_damage_is_an_error_of_that_file_alone(
             finally:
                 umount(mountpoint)
         Path(path).write_bytes(whole)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@both_drivers
+@pytest.mark.usefixtures("version", "cache")
+def test_objects_of_another_store_are_not_reached_by_a_link(
+    store: Store, mountpoint: str, tmp_path: Path, driver: str
+) -> None:
+    """Who mounts for others would show them what its owner keeps from them."""
+    theirs = tmp_path / "theirs"
+    shutil.copytree(store.path, theirs, ignore=shutil.ignore_patterns("objects"))
+    (theirs / "objects").symlink_to(f"{store.path}/objects")
+    request = MountRequest(str(theirs), "v1", mountpoint, driver=driver)
+    with pytest.raises(MountError, match=f"{theirs}/objects is a symbolic link"):
+        lifecycle.mount(request)
+    if driver == FUSEPY:
+        return
+    lifecycle.mount(replace(request, store=store.path))  # its list of files is kept
+    umount(mountpoint)
+    lifecycle.mount(request)
+    try:
+        assert what_fails(mountpoint) == [
+            f"{name}: Input/output error"
+            for name in ("manifests/p.parquet", "partitions.parquet", "shards/p/000000.tar")
+        ]
+    finally:
+        umount(mountpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
@@ -9,6 +10,9 @@ from fsmount.errors import FormatError, IntegrityError, ObjectMissingError
 from fsmount.model import ObjectRef, Partition
 from fsmount.store import Lease, Store
 from fsmount.store.hashed import Hashed
+
+_log = logging.getLogger(__name__)
+_LONG = 10.0  # seconds
 
 
 class Proof:
@@ -21,7 +25,8 @@ class Proof:
         self._objects = store.objects
         self._hashed = Hashed.of(store.path)
         self._lease = lease
-        self._renewed = time.monotonic()
+        self._begun = self._renewed = time.monotonic()
+        self._told = False
 
     def is_sound(self, partition: Partition) -> bool:
         """Whether all objects of `partition` are there and whole; StoreError."""
@@ -41,14 +46,18 @@ class Proof:
                     ) from error
 
     def _is_sound(self, ref: ObjectRef) -> bool:
-        self._keep_lease()
+        self._take_time()
         return self._objects.is_sound(ref, self._hashed)
 
     def _prove(self, ref: ObjectRef) -> None:
-        self._keep_lease()
+        self._take_time()
         self._objects.prove(ref, self._hashed)
 
-    def _keep_lease(self) -> None:
-        if time.monotonic() - self._renewed > self._lease.ttl / 4:
+    def _take_time(self) -> None:
+        now = time.monotonic()
+        if now - self._renewed > self._lease.ttl / 4:
             self._lease.renew()
-            self._renewed = time.monotonic()
+            self._renewed = now
+        if now - self._begun > _LONG and not self._told:
+            self._told = True
+            _log.warning("what is reused of the store is hashed, once for this host; it may last")
