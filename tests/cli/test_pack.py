@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fsmount.store import Store
+from fsmount.testing.settled import settle
 from fsmount_cli import main as main_module
 
 
@@ -48,6 +49,7 @@ def run(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run
     """Run `fsmount pack source store` with some more arguments, with one worker unless told."""
 
     def pack(*options: str, at: Path = source) -> Done:
+        settle(source)
         workers = [] if "--workers" in options else ["--workers", "1"]
         code = main_module.run(["pack", str(at), str(tmp_path / "store"), *workers, *options])
         captured = capsys.readouterr()

@@ -24,6 +24,7 @@ from fsmount.model import TagRef
 from fsmount.pack import PackOptions, Silent, pack
 from fsmount.pack.plan import Plan
 from fsmount.store import Store
+from fsmount.testing.settled import settle
 from fsmount_cli import main
 from fsmount_cli import pack as command
 from fsmount_cli.progress import Lines
@@ -51,6 +52,7 @@ def run(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Pac
 
     def pack(*options: str) -> tuple[str, str]:
         store = str(tmp_path / "store")
+        settle(source)
         assert main.run(["pack", str(source), store, "--workers", "1", "--quiet", *options]) == 0
         captured = capsys.readouterr()
         return captured.out, captured.err
@@ -181,6 +183,7 @@ def test_a_run_that_goes_on_says_what_is_done_already(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     arguments = ["pack", str(source), str(tmp_path / "store"), "--tag", "v1", "--workers", "1"]
+    settle(source)
     with monkeypatch.context() as patch:
         patch.setattr(Store, "publish", interrupted)
         assert main.run(arguments) == 130

@@ -29,6 +29,7 @@ from fsmount.pack.memory import Memory
 from fsmount.pack.plan import group
 from fsmount.pack.source import NpzTree
 from fsmount.store import Store
+from fsmount.testing.settled import settle
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -83,16 +84,6 @@ def write_numbered(root: Path, keys: Mapping[str, int], size: int = 10) -> dict[
         )
         for key, n in keys.items()
     }
-
-
-def settle(source: Path) -> None:
-    """Wait, some milliseconds, until the clock of the source's files has passed all of them."""
-    newest = max((p.lstat().st_ctime_ns for p in source.rglob("*")), default=0)
-    probe = source.with_name("clock")
-    while not probe.exists() or probe.stat().st_ctime_ns <= newest + 30_000_000:
-        time.sleep(0.002)
-        probe.write_bytes(b"")
-    probe.unlink()
 
 
 def run_pack(source: Path, store: Path, tag: str = "v1", **options: Any) -> PackReport:

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from npz_tree import Content, read_version, run_pack, settle, write_sample
+from npz_tree import Content, read_version, run_pack, write_sample
 
 from fsmount.pack.files import FileStat
 from fsmount.pack.settled import file_clock, settled
 from fsmount.pack.source import SourceSample
 from fsmount.store.inside import StorePath
+from fsmount.testing.settled import settle
 
 PACK = sys.modules["fsmount.pack.pack"]  # the package has a function of that name
 SECOND = 1_000_000_000
