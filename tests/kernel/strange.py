@@ -18,6 +18,7 @@ from fsmount.mount.kernel.backing import BackingIds
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.session import GRACE
 from fsmount.vfs.filesystem import FileSystem, Handle
+from fsmount.vfs.helpers import Helpers
 from fsmount.vfs.pathlist import PathList
 
 HUNG = "shards/large/000000.tar"
@@ -35,6 +36,10 @@ class HangingHandle:
     @property
     def descriptor(self) -> int | None:
         return None
+
+    @property
+    def ready(self) -> bool:
+        return False
 
     def read(self, size: int, offset: int) -> bytes:
         threading.Event().wait()
@@ -89,16 +94,16 @@ class Deadly:
         return getattr(self._real, name)
 
 
-Make = Callable[[Config, PathList | None], FileSystem]
+Make = Callable[[Config, PathList | None, Helpers], FileSystem]
 REAL = server.file_system
 
 
-def _dying(config: Config, paths: PathList | None) -> FileSystem:
+def _dying(config: Config, paths: PathList | None, helpers: Helpers) -> FileSystem:
     os.kill(os.getpid(), signal.SIGKILL)
-    return REAL(config, paths)
+    return REAL(config, paths, helpers)
 
 
-def _dying_later(config: Config, paths: PathList | None) -> FileSystem:
+def _dying_later(config: Config, paths: PathList | None, helpers: Helpers) -> FileSystem:
     """Once there is a file beside the mountpoint, every server dies."""
 
     def watch() -> None:
@@ -109,24 +114,26 @@ def _dying_later(config: Config, paths: PathList | None) -> FileSystem:
     if os.path.exists(f"{config.mountpoint}.die"):
         os.kill(os.getpid(), signal.SIGKILL)
     threading.Thread(target=watch, daemon=True).start()
-    return REAL(config, paths)
+    return REAL(config, paths, helpers)
 
 
-def _failing(config: Config, paths: PathList | None) -> FileSystem:
+def _failing(config: Config, paths: PathList | None, helpers: Helpers) -> FileSystem:
     raise FormatError("no such thing here")
 
 
 def _hanging(*, when_opened: bool, seconds: float | None = None) -> Make:
-    def make(config: Config, paths: PathList | None) -> FileSystem:
-        hanging: Any = Hanging(REAL(config, paths), when_opened=when_opened, seconds=seconds)
+    def make(config: Config, paths: PathList | None, helpers: Helpers) -> FileSystem:
+        hanging: Any = Hanging(
+            REAL(config, paths, helpers), when_opened=when_opened, seconds=seconds
+        )
         return hanging  # type: ignore[no-any-return]
 
     return make
 
 
 def _deadly(kill: Callable[[], None]) -> Make:
-    def make(config: Config, paths: PathList | None) -> FileSystem:
-        deadly: Any = Deadly(REAL(config, paths), kill)
+    def make(config: Config, paths: PathList | None, helpers: Helpers) -> FileSystem:
+        deadly: Any = Deadly(REAL(config, paths, helpers), kill)
         return deadly  # type: ignore[no-any-return]
 
     return make

@@ -43,7 +43,12 @@ def tree(tmp_path: Path) -> VersionTree:
     version: Version = tiny.publish(
         store, "v1", {"a": [tiny.numbered(f"a/{n}", n) for n in range(40)]}, samples_a_shard=1
     )
-    return VersionTree(version, dict, ObjectReader(store.objects), Look(Owner(1, 2)))
+    return VersionTree(
+        version,
+        store.keysets_of(version.document.table.digest),
+        ObjectReader(store.objects),
+        Look(Owner(1, 2)),
+    )
 
 
 def node_of(tree: VersionTree, path: str) -> int:
@@ -127,8 +132,25 @@ def test_what_may_wait(tree: VersionTree) -> None:
     for path, waits in (("shards/a", False), ("keysets", True), ("samples/a", True)):
         for opcode in (Opcode.LOOKUP, Opcode.GETATTR, Opcode.READDIR, Opcode.OPENDIR):
             assert answers.may_wait(Request(opcode, 2, node_of(tree, path), b"")) is waits
+    shard, body = node_of(tree, "shards/a/000000.tar"), bytes(protocol.READ_IN.size)
     for opcode, waits in ((Opcode.OPEN, True), (Opcode.READ, True), (Opcode.RELEASE, False)):
-        assert answers.may_wait(Request(opcode, 2, ROOT_NODE, b"")) is waits
+        assert answers.may_wait(Request(opcode, 2, shard, body)) is waits
+
+
+def test_a_sample_that_was_read_is_at_hand(tree: VersionTree) -> None:
+    answers = Answers(tree, None)
+    sample = node_of(tree, "samples/a/0.safetensors")
+    directory = node_of(tree, "samples/a")
+    opening = Request(Opcode.OPEN, 6, sample, protocol.OPEN_IN.pack(os.O_RDONLY, 0))
+    assert answers.may_wait(opening)
+    answers.answer(opening)
+    reading = Request(Opcode.READ, 8, sample, protocol.READ_IN.pack(6, 0, 100, 0, 0, 0, 0))
+    assert not answers.may_wait(reading)
+    assert not answers.may_wait(opening)
+    for opcode, waits in ((Opcode.LOOKUP, False), (Opcode.GETATTR, False), (Opcode.READDIR, True)):
+        assert answers.may_wait(Request(opcode, 2, directory, b"")) is waits
+    list(tree.readdir(directory))
+    assert not answers.may_wait(Request(Opcode.READDIR, 2, directory, b""))
 
 
 def test_only_what_cannot_change_is_cached_as_a_listing(tree: VersionTree) -> None:

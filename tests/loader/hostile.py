@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from fsmount.errors import FsmountError
 from fsmount.formats import parquet
+from fsmount.formats.partition import partition_from_json
 from fsmount.formats.revision import content_revision
-from fsmount.formats.table import partition_from_json
 
 Change = Callable[[list[Any]], list[Any]]
 

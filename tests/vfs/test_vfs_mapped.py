@@ -22,11 +22,13 @@ from fsmount.model import Digest, ObjectRef, Version
 from fsmount.store import Store
 from fsmount.testing import tiny
 from fsmount.vfs import mapped, pathlist
+from fsmount.vfs.decoding import Decoding
 from fsmount.vfs.filesystem import ROOT_NODE, Kind, Owner, Usage
 from fsmount.vfs.layout import Content, VersionFiles
 from fsmount.vfs.parted import Look, PartedTree
 from fsmount.vfs.pathlist import PathList
 from fsmount.vfs.reads import ObjectReader
+from fsmount.vfs.sample_data import SampleData
 from fsmount.vfs.version import VersionTree
 
 names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1)
@@ -73,7 +75,11 @@ def list_path(version: Version) -> str:
 def shown(store: Store, where: str | int) -> PartedTree:
     reader = ObjectReader(store.objects)
     return mapped.mapped_version(
-        pathlist.open_list(where), store.path, reader, Look(Owner(12, 34), list_samples=True)
+        pathlist.open_list(where),
+        store.path,
+        reader,
+        SampleData(Decoding(), reader),
+        Look(Owner(12, 34), list_samples=True),
     )
 
 
@@ -104,10 +110,11 @@ def test_parents_and_what_is_settled(
             else:
                 with pytest.raises(NotADirectoryError):
                     tree.parent(entry.node)
-            late = path.startswith(("keysets", "samples"))
-            assert tree.settled(entry.node) is not late
+            if not path.startswith("samples") or entry.kind is Kind.FILE:
+                assert tree.settled(entry.node) is not path.startswith("keysets")
             assert tree.grows(entry.node) is (path == "keysets")
         assert list(tree.growing()) == [find(tree, "keysets")]
+        assert all(tree.settled(e.node) for p, e in walk(tree) if p.startswith("samples"))
 
 
 @pytest.fixture

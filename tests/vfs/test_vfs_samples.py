@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
-from collections.abc import Sequence
+import zipfile
+from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
@@ -12,19 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from lists import list_of, sample_of
 from looking import Show, find, read, walk
 from numpy.typing import NDArray
 
 from fsmount.errors import FormatError, FsmountError, IntegrityError
 from fsmount.formats import sample as samples
-from fsmount.formats.manifest import Manifest, ManifestMeta, Text
-from fsmount.model import DepthRule, Digest, ObjectRef, Partition, RegexRule, ShardRef, Version
+from fsmount.formats.manifest import Text
+from fsmount.model import DepthRule, Partition, RegexRule, Version
 from fsmount.store import Store
 from fsmount.testing import tiny
 from fsmount.testing.tiny import Sample
-from fsmount.vfs import npz
+from fsmount.vfs import unpack
 from fsmount.vfs.filesystem import Kind
-from fsmount.vfs.sample_index import SampleIndex
+from fsmount.vfs.memory_file import MemoryFile
+from fsmount.vfs.sample_list import SampleList
 
 ARRAYS: dict[str, NDArray[np.generic]] = {
     "big-endian": np.arange(6, dtype=">i4").reshape(2, 3),
@@ -208,29 +212,36 @@ def test_the_size_of_an_npz_is_known_before_it_is_built(
     found: dict[str, NDArray[np.generic]], fortran: bool
 ) -> None:
     content = {n: np.asfortranarray(a) if fortran else a for n, a in found.items()}
-    built = npz.build(content, TEXTS)
-    schema = samples.read_schema(samples.encode(content))
-    assert len(built) == npz.size(schema.fields, TEXTS)
+    built, found = npz_of(content)
+    assert built == as_zipfile_writes_it(content)
+    assert len(built) == found.npz_size(0)
     with np.load(io.BytesIO(built)) as loaded:
         assert all(same(loaded[name], array) for name, array in content.items())
 
 
-def index_of(keys: Sequence[str], partition: str) -> SampleIndex:
-    """An index over rows of these keys; every third has a sidecar as long as its number."""
-    revision, shard = Digest("0" * 64), ShardRef(Digest("1" * 64), 1, len(keys))
-    sidecars = [b"x" * n if n % 3 == 0 else None for n in range(len(keys))]
-    table = pa.table(
-        {
-            "__key__": pa.array(keys, pa.string()),
-            "__raw_size__": pa.array(range(len(keys)), pa.int64()),
-            "__sidecar__": pa.array(sidecars, pa.binary()),
-        }
+def as_zipfile_writes_it(arrays: dict[str, NDArray[np.generic]]) -> bytes:
+    """The npz of `arrays` and TEXTS, by the standard library and numpy."""
+    texts = {"bytes": np.array(b"abc", "S5"), "text": np.array("hällo", "<U12")}
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in sorted({**arrays, **texts}.items()):
+            info = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))
+            with archive.open(info, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, (1, 0), allow_pickle=False)
+    return sink.getvalue()
+
+
+def npz_of(arrays: dict[str, NDArray[np.generic]]) -> tuple[bytes, SampleList]:
+    """The npz that is shown of a sample of `arrays` and TEXTS, and the list it stands in."""
+    texts = {text.name: text.descr for text in TEXTS}
+    shard, found = sample_of(
+        samples.encode(arrays),
+        __text__=pa.array([json.dumps(texts)]),
+        **{text.name: pa.array([text.value]) for text in TEXTS},
     )
-    meta = ManifestMeta(partition, revision, revision, (shard,), (), (), "")
-    part = Partition(
-        partition, revision, revision, len(keys), 0, ObjectRef(revision, 1), (shard,), ""
-    )
-    return SampleIndex(Manifest(meta, table), part)
+    with closing(shard):
+        built = MemoryFile(unpack.archive(shard, found, 0))
+    return built.read(built.size, 0), found
 
 
 key_parts = st.text("ab\x01é.", min_size=1, max_size=2).filter(lambda p: p not in (".", ".."))
@@ -241,7 +252,7 @@ keys_in = st.lists(
 
 @given(keys_in, st.sampled_from(["a", "a/b", "zz"]))
 def test_an_index_holds_what_a_dictionary_holds(keys: list[str], partition: str) -> None:
-    index = index_of(keys, partition)
+    index = list_of(keys, partition)
     rests = [key.removeprefix(f"{partition}/") for key in keys]
     directories = {""} | {r[:at] for r in rests for at, char in enumerate(r) if char == "/"}
     for row, rest in enumerate(rests):

@@ -27,9 +27,9 @@ from fsmount.formats import fields, kinds, parquet
 from fsmount.formats.checked import dump_compact, get, is_unicode, load_object
 from fsmount.formats.document import check_format
 from fsmount.formats.kinds import Fields, Schema
+from fsmount.formats.partition import shard_from_json, shard_to_json
 from fsmount.formats.sample import ALIGNMENT
 from fsmount.formats.shard import BLOCK
-from fsmount.formats.table import shard_from_json, shard_to_json
 from fsmount.model import FORMAT, Digest, Partition, ShardRef, check_key, check_partition_id
 
 SCHEMA = pa.schema(
@@ -51,7 +51,7 @@ OWN_COLUMNS: tuple[str, ...] = tuple(SCHEMA.names)
 _NO_KEY = r"(^|/)\.{0,2}(/|$)|\x00"  # an empty component, "." or ".."; a NUL
 _SHORT_KEY = 200  # bytes; no key so short has too many or too long components
 _TEXT_DESCR = re.compile(r"[<>]U([1-9]\d{0,9})|\|S([1-9]\d{0,9})")
-_PADDING_MAX = 1 << 20  # characters of a text array's dtype beyond its text
+TEXT_PADDING_MAX = 1 << 20  # characters of a text array's dtype beyond its text
 _NUMBERS = ("__shard__", "__index__", "__offset__", "__size__", "__raw_size__", "__schema__")
 
 
@@ -65,11 +65,10 @@ class Text:
 
     def __post_init__(self) -> None:
         """Raise FormatError for a dtype that is no text's, or not of about this text's size."""
-        match = _TEXT_DESCR.fullmatch(self.descr)
+        room = text_room(self.name, self.descr)
         length = len(self.value if self.descr[1:2] == "U" else self.value.encode())
-        if match is None or not 0 <= int(match[1] or match[2]) - length <= _PADDING_MAX:
-            descr = shortened(repr(self.descr))
-            raise FormatError(f"array {self.name!r}: {descr} is no dtype of its text")
+        if not 0 <= room - length <= TEXT_PADDING_MAX:
+            raise no_dtype_of_text(self.name, self.descr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ class Manifest:
             texts = pc.unique(self.table.column("__text__")).to_pylist()
         except UnicodeDecodeError as error:
             raise FormatError(f"manifest: {error}") from error
-        return sorted({name for text in texts if text is not None for name in _descrs(text)})
+        return sorted({name for text in texts if text is not None for name in descrs_of(text)})
 
 
 def fields_of(rows: Sequence[Row]) -> Fields:
@@ -242,7 +241,21 @@ def _fields(row: Row) -> dict[str, Any]:
     return {**parsed, **{text.name: text.value for text in row.texts}}
 
 
-def _descrs(text: str) -> dict[str, str]:
+def text_room(name: str, descr: str) -> int:
+    """The length of the longest text of a dtype: characters of `U`, bytes of `S`; FormatError."""
+    match = _TEXT_DESCR.fullmatch(descr)
+    if match is None:
+        raise no_dtype_of_text(name, descr)
+    return int(match[1] or match[2])
+
+
+def no_dtype_of_text(name: str, descr: str) -> FormatError:
+    """The error for a dtype that is no text's, or not of about its text's size."""
+    return FormatError(f"text array {name!r}: {shortened(repr(descr))} is no dtype of its text")
+
+
+def descrs_of(text: str) -> dict[str, str]:
+    """Name to numpy dtype descriptor of a value of `__text__`, by name; FormatError."""
     descrs = load_object(text, "manifest: __text__")
     return {name: get(descrs, name, str) for name in sorted(descrs)}
 
@@ -255,7 +268,7 @@ def _text(value: object, is_json: bool) -> object:
 
 
 def _row(row: dict[str, Any], json_columns: Sequence[str]) -> Row:
-    descrs = _descrs(row["__text__"] or "{}")
+    descrs = descrs_of(row["__text__"] or "{}")
     values = {name: _text(row[name], name in json_columns) for name in descrs}
     texts = tuple(Text(name, descr, get(values, name, str)) for name, descr in descrs.items())
     own = {name.strip("_"): row[name] for name in OWN_COLUMNS if name != "__text__"}
@@ -269,7 +282,7 @@ def _meta(metadata: dict[str, Any]) -> ManifestMeta:
         data_revision=Digest(get(metadata, "data_revision", str)),
         metadata_revision=Digest(get(metadata, "metadata_revision", str)),
         shards=tuple(map(shard_from_json, get(metadata, "shards", list))),
-        schemas=tuple(map(_header, _texts(metadata, "schemas"))),
+        schemas=tuple(map(header_of, _texts(metadata, "schemas"))),
         json_columns=_texts(metadata, "json_columns"),
         compressor=get(metadata, "compressor", str),
     )
@@ -282,7 +295,8 @@ def _texts(metadata: dict[str, Any], name: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _header(text: str) -> bytes:
+def header_of(text: str) -> bytes:
+    """The header of a tensor member, of which a manifest has the JSON text."""
     header = text.encode()
     header += b" " * (-(8 + len(header)) % ALIGNMENT)
     return len(header).to_bytes(8, "little") + header

@@ -141,12 +141,21 @@ def compress(member: bytes | memoryview, level: int) -> bytes:
 
 def decompress(payload: bytes | memoryview, raw_size: int) -> bytes:
     """The member in `payload`; IntegrityError unless it is one intact frame of `raw_size` bytes."""
+    check_raw_size(payload, raw_size)
     try:
-        if zstandard.frame_content_size(payload) != raw_size:
-            raise IntegrityError(f"a payload that does not hold {raw_size} bytes")
         return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise IntegrityError(f"a payload that can't be decompressed: {error}") from error
+
+
+def check_raw_size(payload: bytes | memoryview, raw_size: int) -> None:
+    """Raise IntegrityError unless `payload` begins as a frame that holds `raw_size` bytes."""
+    try:
+        held = zstandard.frame_content_size(payload)
+    except zstandard.ZstdError as error:
+        raise IntegrityError(f"a payload that can't be decompressed: {error}") from error
+    if held != raw_size:
+        raise IntegrityError(f"a payload that does not hold {raw_size} bytes")
 
 
 def checksum(payload: bytes | memoryview) -> int:

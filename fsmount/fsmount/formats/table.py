@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from fsmount.formats.document import (
     rule_to_json,
 )
 from fsmount.formats.kinds import settle, unify_dumped
+from fsmount.formats.partition import partition_from_json, partition_to_json
 from fsmount.formats.revision import content_revision
 from fsmount.model import (
     FORMAT,
@@ -28,7 +28,6 @@ from fsmount.model import (
     Partition,
     Recipe,
     Rule,
-    ShardRef,
     Totals,
     VersionDocument,
     check_partition_ids,
@@ -154,51 +153,4 @@ def document_of_table(ref: ObjectRef, table: PartitionTable) -> VersionDocument:
         message="",
         provenance={},
         replaces=None,
-    )
-
-
-def partition_to_json(part: Partition) -> dict[str, Any]:
-    """`part` as a JSON object, the row of a table."""
-    return {
-        "id": part.id,
-        "data_revision": part.data_revision,
-        "metadata_revision": part.metadata_revision,
-        "samples": part.samples,
-        "raw_bytes": part.raw_bytes,
-        "manifest": part.manifest.digest,
-        "manifest_size": part.manifest.size,
-        "shards": [shard_to_json(shard) for shard in part.shards],
-        "source_fingerprint": part.source_fingerprint,
-        "fields": part.fields,
-        "schema": part.schema,
-    }
-
-
-def partition_from_json(row: Mapping[str, Any]) -> Partition:
-    """The partition in a JSON object; FormatError or InvalidNameError otherwise."""
-    return Partition(
-        id=get(row, "id", str),
-        data_revision=Digest(get(row, "data_revision", str)),
-        metadata_revision=Digest(get(row, "metadata_revision", str)),
-        samples=get(row, "samples", int),
-        raw_bytes=get(row, "raw_bytes", int),
-        manifest=ObjectRef(Digest(get(row, "manifest", str)), get(row, "manifest_size", int)),
-        shards=tuple(map(shard_from_json, get(row, "shards", list))),
-        source_fingerprint=get(row, "source_fingerprint", str),
-        fields=get(row, "fields", str),
-        schema=get(row, "schema", str),
-    )
-
-
-def shard_to_json(shard: ShardRef) -> dict[str, Any]:
-    """`shard` as a JSON object."""
-    return {"digest": shard.digest, "size": shard.size, "samples": shard.samples}
-
-
-def shard_from_json(value: object) -> ShardRef:
-    """The shard reference in a JSON object; FormatError or InvalidNameError otherwise."""
-    if not isinstance(value, dict):
-        raise FormatError("a shard reference that is no object")
-    return ShardRef(
-        Digest(get(value, "digest", str)), get(value, "size", int), get(value, "samples", int)
     )

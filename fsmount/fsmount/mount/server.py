@@ -19,7 +19,9 @@ from fsmount.mount.request import FUSEPY, Answer, MountRequest
 from fsmount.store import Store
 from fsmount.store.owner import Owner as Process
 from fsmount.vfs.filesystem import ROOT_NODE, FileSystem
+from fsmount.vfs.helpers import Helpers
 from fsmount.vfs.reads import ObjectReader
+from fsmount.vfs.sample_data import SampleData
 from fsmount.vfs.store import StoreTree
 from fsmount.vfs.version import VersionTree
 
@@ -36,9 +38,10 @@ def serve(request: MountRequest, notes: tuple[str, ...], answer: Callable[[Answe
     _raise_limit_on_files()
     told = [*notes]
     store = Store.open(request.store)
+    helpers = Helpers()
     with LeaseKeeper(store, told.append) as keeper:
-        document, filesystem = _open(store, request, keeper)
-        serving = _Serving(request, document, told, answer)
+        document, filesystem = _open(store, request, keeper, helpers)
+        serving = _Serving(request, document, told, answer, helpers)
         serving.begin()
         try:
             fusepy_driver.serve(filesystem, request.mountpoint, serving.options, serving.started)
@@ -57,7 +60,9 @@ class _Serving:
         document: VersionDocument | None,
         notes: list[str],
         answer: Callable[[Answer], None],
+        helpers: Helpers,
     ) -> None:
+        self._helpers = helpers
         self.failure: FsmountError | None = None
         self._request = request
         self._document = document
@@ -94,6 +99,7 @@ class _Serving:
         try:
             self._keep_record(_look_at_root(self._request.mountpoint))
             self._answer(Answer(None, self._shown, tuple(self._notes)))
+            self._helpers.start()
         except FsmountError as error:
             self.failure = error
             os.kill(os.getpid(), signal.SIGTERM)
@@ -120,14 +126,16 @@ class _Serving:
 
 
 def _open(
-    store: Store, request: MountRequest, keeper: LeaseKeeper
+    store: Store, request: MountRequest, keeper: LeaseKeeper, helpers: Helpers
 ) -> tuple[VersionDocument | None, FileSystem]:
     reader = ObjectReader(store.objects, request.verify)
+    samples = SampleData(helpers, reader)
     if request.ref is None:
         tree = StoreTree(
             store,
             reader,
             request.look,
+            samples=samples,
             clock=time.monotonic,
             on_first_use=lambda document: keeper.hold([document.table.digest]),
         )
@@ -136,7 +144,9 @@ def _open(
     table = document.table.digest
     keeper.hold([table])
     version = store.version(TableRef(table) if document.tag is None else TagRef(document.tag))
-    return document, VersionTree(version, store.keysets_of(table), reader, request.look)
+    return document, VersionTree(
+        version, store.keysets_of(table), reader, request.look, samples=samples
+    )
 
 
 def _look_at_root(mountpoint: str) -> str:

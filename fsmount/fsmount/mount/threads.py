@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fsmount.errors import MountError
 
 
-def start(target: Callable[..., None], *args: object) -> threading.Thread:
+def start(target: Callable[..., object], *args: object) -> threading.Thread:
     """Run `target` in a thread that ends with the process; MountError where there can be none."""
     thread = threading.Thread(target=target, args=args, daemon=True)
     try:

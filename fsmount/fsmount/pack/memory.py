@@ -20,7 +20,7 @@ from fsmount.errors import FsmountError
 from fsmount.formats import parquet
 from fsmount.formats.checked import dump_compact, get
 from fsmount.formats.document import recipe_to_json, rule_to_json
-from fsmount.formats.table import partition_from_json, partition_to_json
+from fsmount.formats.partition import partition_from_json, partition_to_json
 from fsmount.model import Partition, Recipe, Rule
 from fsmount.pack.files import FileStat
 from fsmount.pack.source import SourceSample, fingerprint

@@ -47,6 +47,11 @@ class BoundedCache(Generic[K, V]):
                 with self._lock:
                     self._loading.pop(key, None)
 
+    def peek(self, key: K) -> V | None:
+        """The value of `key` if it is there, which does not count as a use."""
+        found = self._values.get(key)
+        return None if found is None else found[0]
+
     def _keep(self, key: K, value: V) -> None:
         weight = self._weigh(value)
         with self._lock:

@@ -63,6 +63,15 @@ class FixedFiles:
     def parent(self, node: int) -> int:
         return node_number(self._slot, self._tree.parent(self._directory(node)))
 
+    def settled(self, node: int) -> bool:
+        del node
+        return True
+
+    def ready(self, node: int) -> bool:
+        """Whether it is no object."""
+        place = slot_and_place(node)[1]
+        return place in self._tree and not isinstance(self._tree.content(place), ObjectRef)
+
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         return self._list(self._directory(node), offset)
 

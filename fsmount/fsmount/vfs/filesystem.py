@@ -121,8 +121,9 @@ class Handle(Protocol):
     """An open file.
 
     `keep_cache` says that its bytes are those of the last time the node was opened, so that what a
-    kernel has cached is still true. `descriptor` is one of a regular file with exactly the handle's
-    bytes, as they were checked, and good until `close`; None where there is no such file.
+    kernel has cached is still true. `ready` says that `read` needs nothing but memory. `descriptor`
+    is one of a regular file with exactly the handle's bytes, as they were checked, and good until
+    `close`; None where there is no such file.
     """
 
     node: int
@@ -130,6 +131,9 @@ class Handle(Protocol):
 
     @property
     def descriptor(self) -> int | None: ...
+
+    @property
+    def ready(self) -> bool: ...
 
     def read(self, size: int, offset: int) -> bytes:
         """The `size` bytes at `offset`, fewer only at the file's end. Never a short read."""
@@ -159,6 +163,12 @@ class FileSystem(Protocol):
     def settled(self, node: int) -> bool:
         """Whether all that `lookup`, `getattr` and `readdir` say of a node and the names in it is
         in memory and can never change. Any number may be asked about; costs nothing.
+        """
+        ...
+
+    def ready(self, node: int) -> bool:
+        """Whether `open` of a file, or `readdir` of a directory that is settled, is done at once
+        and needs nothing but memory. Any number may be asked about; costs nothing.
         """
         ...
 

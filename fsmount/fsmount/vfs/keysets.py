@@ -118,6 +118,14 @@ class KeysetFiles:
         self._check_directory(node)
         raise stale(node)
 
+    def settled(self, node: int) -> bool:
+        del node
+        return False
+
+    def ready(self, node: int) -> bool:
+        del node
+        return False
+
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         self._check_directory(node)
         return self._entries(self._list(), offset)

@@ -1,7 +1,7 @@
 """One version as a file system, from a mapped path list: ready at once, nothing heavy imported.
 
-What lists, finds and opens the fixed files is all here. Samples, and making a path list, need
-modules that read Parquet; those are imported when they are first needed.
+What lists, finds and opens files is all here. Who can read Parquet and decompress, which samples
+and the making of a path list need, is a `decoder`: for a server, other processes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
-from typing import cast
 
 from fsmount.errors import FormatError
 from fsmount.formats import document as documents
-from fsmount.model import TableRef, TagRef, Version, VersionDocument
+from fsmount.model import Version, VersionDocument
 from fsmount.private import cache_directory, shrink
 from fsmount.store.refs import Keysets, Refs, Survey
 from fsmount.vfs import pathlist
@@ -26,9 +24,19 @@ from fsmount.vfs.attrs import Attrs, nanoseconds
 from fsmount.vfs.files import FixedFiles
 from fsmount.vfs.keysets import KeysetFiles
 from fsmount.vfs.layout import usage, version_tree
-from fsmount.vfs.parted import KEYSET_FILES, LatePart, Look, Part, PartedTree
+from fsmount.vfs.parted import (
+    KEYSET_FILES,
+    SAMPLE_DIRECTORIES,
+    SAMPLE_FILES,
+    LatePart,
+    Look,
+    Part,
+    PartedTree,
+)
 from fsmount.vfs.pathlist import PathList
 from fsmount.vfs.reads import ObjectReader
+from fsmount.vfs.sample_data import SampleData
+from fsmount.vfs.samples import SampleFiles
 from fsmount.vfs.versions import VersionsTree
 
 log = logging.getLogger("fsmount.vfs")
@@ -81,6 +89,7 @@ def mapped_version(
     paths: PathList,
     store: str,
     reader: ObjectReader,
+    samples: SampleData,
     look: Look,
     *,
     first_slot: int = 0,
@@ -93,12 +102,16 @@ def mapped_version(
     document = documents.decode(paths.document)
     attrs = Attrs(look.owner, nanoseconds(document.created_at))
 
-    def samples() -> Part:
-        version = load_version(store, document)
-        made = import_module("fsmount.vfs.version").sample_files(
-            version, reader, attrs, first_slot=first_slot, prefix=prefix
+    def sample_files() -> Part:
+        return SampleFiles(
+            samples.partitions(store, document),
+            document.rule,
+            file_slot=first_slot + SAMPLE_FILES,
+            directory_slot=first_slot + SAMPLE_DIRECTORIES,
+            attrs=attrs,
+            data=samples,
+            prefix=prefix,
         )
-        return cast(Part, made)
 
     return PartedTree(
         document,
@@ -110,7 +123,7 @@ def mapped_version(
             reader=reader,
             prefix=prefix,
         ),
-        LatePart(samples),
+        LatePart(sample_files),
         attrs=attrs,
         usage=paths.usage,
         look=look,
@@ -135,6 +148,7 @@ class StoreRefs:
 def mapped_store(
     store: str,
     reader: ObjectReader,
+    samples: SampleData,
     look: Look,
     *,
     clock: Callable[[], float],
@@ -143,16 +157,15 @@ def mapped_store(
     """All versions of the store at `store`; path lists are made as needed."""
 
     def build(document: VersionDocument, *, first_slot: int, prefix: str) -> PartedTree:
-        paths = pathlist.open_list(prepare(document, lambda: load_version(store, document)))
-        return mapped_version(paths, store, reader, look, first_slot=first_slot, prefix=prefix)
+        def load() -> Version:
+            return Version(document, samples.partitions(store, document))
+
+        paths = pathlist.open_list(prepare(document, load))
+        return mapped_version(
+            paths, store, reader, samples, look, first_slot=first_slot, prefix=prefix
+        )
 
     return VersionsTree(StoreRefs(store), build, look, clock=clock, on_first_use=on_first_use)
-
-
-def load_version(store: str, document: VersionDocument) -> Version:
-    """The version of `document`, with its partitions; raises as `Store.version`."""
-    ref = TableRef(document.table.digest) if document.tag is None else TagRef(document.tag)
-    return cast(Version, import_module("fsmount.store.store").Store.open(store).version(ref))
 
 
 def _write(path: str, data: bytes) -> None:

@@ -29,6 +29,7 @@ from fsmount.vfs.layout import KEYSETS, SAMPLES
 
 SLOTS = 4  # of one version: fixed files, key-sets, sample files, sample directories
 KEYSET_FILES, SAMPLE_FILES, SAMPLE_DIRECTORIES = 1, 2, 3  # places of their slots among them
+_OF_SAMPLES = (SAMPLE_FILES, SAMPLE_DIRECTORIES)
 XATTR_PREFIX = "user.fsmount."
 _SUBDIRECTORIES = 3  # of a version's root: keysets, manifests, shards
 
@@ -47,6 +48,8 @@ class Part(Protocol):
     def lookup(self, parent: int, name: str) -> Entry: ...
     def getattr(self, node: int) -> Entry: ...
     def parent(self, node: int) -> int: ...
+    def settled(self, node: int) -> bool: ...
+    def ready(self, node: int) -> bool: ...
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]: ...
     def open(self, node: int) -> Handle: ...
 
@@ -67,6 +70,12 @@ class LatePart:
 
     def parent(self, node: int) -> int:
         return self._part().parent(node)
+
+    def settled(self, node: int) -> bool:
+        return self._made is not None and self._made.settled(node)
+
+    def ready(self, node: int) -> bool:
+        return self._made is not None and self._made.ready(node)
 
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         return self._part().readdir(node, offset)
@@ -110,6 +119,7 @@ class PartedTree:
         self._files = files
         self._keysets = keysets
         self._samples_root = node_number(first_slot + SAMPLE_DIRECTORIES, 0)
+        self._samples = samples
         self._parts: tuple[Part, ...] = (files, keysets, samples, samples)
         self._usage = usage
 
@@ -139,8 +149,13 @@ class PartedTree:
         return self._part(node).parent(node)
 
     def settled(self, node: int) -> bool:
-        """Whether it is one of the fixed files."""
-        return slot_and_place(node)[0] == self._first_slot
+        """Whether it is one of the fixed files, or a sample of a partition that is in memory."""
+        part = slot_and_place(node)[0] - self._first_slot
+        return part == 0 or (part in _OF_SAMPLES and self._samples.settled(node))
+
+    def ready(self, node: int) -> bool:
+        part = slot_and_place(node)[0] - self._first_slot
+        return 0 <= part < SLOTS and self._parts[part].ready(node)
 
     def grows(self, node: int) -> bool:
         """Whether it is `keysets`."""
@@ -163,7 +178,8 @@ class PartedTree:
 
     def xattrs(self, node: int) -> dict[str, str]:
         self.getattr(node)
-        own = self._files.xattrs(node) if self.settled(node) else {}
+        fixed = slot_and_place(node)[0] == self._first_slot
+        own = self._files.xattrs(node) if fixed else {}
         document = self._document
         tag = {} if document.tag is None else {"version": document.tag}
         found = {**own, **tag, "table": f"sha256:{document.table.digest}"}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fsmount.errors import FormatError, FsmountError, IntegrityError, ObjectMissingError, StoreError
+from fsmount.errors import FsmountError, IntegrityError, ObjectMissingError, StoreError
 from fsmount.model import Digest, ObjectRef
 from fsmount.store import durable, inside
 from fsmount.store.hashed import Hashed
@@ -45,6 +45,10 @@ class BytesHandle:
     def descriptor(self) -> int | None:
         return None
 
+    @property
+    def ready(self) -> bool:
+        return True
+
     def read(self, size: int, offset: int) -> bytes:
         return self.data[offset : offset + size]
 
@@ -66,6 +70,10 @@ class ObjectHandle:
     @property
     def descriptor(self) -> int | None:
         return self.fd
+
+    @property
+    def ready(self) -> bool:
+        return False
 
     def read(self, size: int, offset: int) -> bytes:
         """Up to the object's end, exactly what was asked for; IntegrityError or StoreError."""
@@ -141,22 +149,6 @@ class ObjectReader:
             keep_cache=self._is_as_before(node, identity),
             reopen=lambda: self._open_checked(ref, about, verify)[0],
         )
-
-    def read_range(self, ref: ObjectRef, size: int, offset: int, about: str) -> bytes:
-        """Exactly `size` bytes of an object from `offset`; raises as `open` and `read` do."""
-        fd = self._open(ref, about)
-        try:
-            self._check(fd, ref, about, self._verify)
-            return ObjectHandle(0, fd, ref, about, keep_cache=False).read(size, offset)
-        finally:
-            os.close(fd)
-
-    def read_all(self, ref: ObjectRef, about: str) -> bytes:
-        """All bytes of an object, hashed and found right; raises as `open` does."""
-        try:
-            return self._objects.read(ref)
-        except (StoreError, FormatError) as error:
-            raise type(error)(f"{about}: {error}") from error
 
     def _is_as_before(self, node: int, identity: Identity) -> bool:
         """Whether the node's object is the file that it was when it was opened last."""

@@ -17,15 +17,10 @@ from __future__ import annotations
 import errno
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 from itertools import accumulate
 
-from fsmount.errors import FormatError, FsmountError, IntegrityError
-from fsmount.formats import sample as samples
-from fsmount.formats.manifest import Row
-from fsmount.model import DepthRule, DirectoryRule, Partition, RegexRule, Version
-from fsmount.paths import manifest_path, shard_path
-from fsmount.vfs import npz, sample_index
+from fsmount.errors import FsmountError
+from fsmount.model import DepthRule, DirectoryRule, Partition, RegexRule, Rule
 from fsmount.vfs.attrs import UNKNOWN_LINKS, Attrs
 from fsmount.vfs.cache import BoundedCache
 from fsmount.vfs.filesystem import (
@@ -40,26 +35,14 @@ from fsmount.vfs.filesystem import (
     slot_and_place,
     stale,
 )
+from fsmount.vfs.form import Form
 from fsmount.vfs.layout import SAMPLES
-from fsmount.vfs.reads import BytesHandle, ObjectReader
-from fsmount.vfs.sample_index import SampleIndex
+from fsmount.vfs.sample_data import File, Part, SampleData
+from fsmount.vfs.sample_list import SampleList
 
-INDEX_BYTES = 256 << 20  # of manifests that are kept
 _LISTED_NAMES = 1 << 20  # of listings that are kept
 _KINDS = 4  # places a sample; one is spare
 _DEPTHS = 2048  # more components than a path can have
-
-
-class Form(IntEnum):
-    """The forms a sample is shown in."""
-
-    SAFETENSORS = 0
-    NPZ = 1
-    JSON = 2
-
-    @property
-    def suffix(self) -> str:
-        return f".{self.name.lower()}"
 
 
 _FORMS = {form.suffix: form for form in Form}
@@ -71,24 +54,25 @@ class SampleFiles:
 
     def __init__(
         self,
-        version: Version,
+        partitions: Sequence[Partition],
+        rule: Rule,
         *,
         file_slot: int,
         directory_slot: int,
         attrs: Attrs,
-        reader: ObjectReader,
+        data: SampleData,
         prefix: str,
     ) -> None:
-        self._partitions = version.partitions
-        self._rule = version.document.rule
-        self._ids = [part.id for part in version.partitions]
-        self._starts = [0, *accumulate(part.samples for part in version.partitions)]
+        """`prefix` stands before the paths in messages."""
+        self._parts = [Part.of(partition, prefix) for partition in partitions]
+        self._rule = rule
+        self._ids = [part.id for part in partitions]
+        self._starts = [0, *accumulate(part.samples for part in partitions)]
         self._file_slot = file_slot
         self._directory_slot = directory_slot
         self._attrs = attrs
-        self._reader = reader
+        self._data = data
         self._prefix = prefix
-        self._indexes = BoundedCache(self._load, lambda index: index.nbytes, INDEX_BYTES)
         self._listings: BoundedCache[int, _Names] = BoundedCache(self._list, len, _LISTED_NAMES)
         self.root = node_number(directory_slot, 0)
 
@@ -106,7 +90,7 @@ class SampleFiles:
             return self._attrs.directory(node, UNKNOWN_LINKS)
         number, form = self._sample(node)
         part, row = self._locate(number, node)
-        return self._attrs.file(node, self._size(part, row, form))
+        return self._attrs.file(node, self._data.size(File(self._parts[part], row, form)))
 
     def parent(self, node: int) -> int:
         found = self._find_directory(self._directory_path(node).rpartition("/")[0])
@@ -114,53 +98,42 @@ class SampleFiles:
             raise stale(node)
         return found
 
+    def settled(self, node: int) -> bool:
+        """Whether all that is said of a node and the names in it is in memory."""
+        if node == self.root:
+            return True
+        place = slot_and_place(node)[1]
+        is_directory = self._is_directory(node)
+        number = place // (_DEPTHS if is_directory else _KINDS)
+        if number >= self._starts[-1] or not self._is_loaded(self._part_of(number)):
+            return False
+        if not is_directory:
+            return True
+        holders = self._holders(self._directory_path(node))
+        return all(self._is_loaded(part) for part, _ in holders)
+
+    def ready(self, node: int) -> bool:
+        """Whether a file can be opened, or a directory is listed, without any wait."""
+        if self._is_directory(node):
+            return self._listings.peek(node) is not None
+        number, form = divmod(slot_and_place(node)[1], _KINDS)
+        if number >= self._starts[-1] or form >= len(Form):
+            return False
+        part = self._part_of(number)
+        file = File(self._parts[part], number - self._starts[part], Form(form))
+        return self._data.is_ready(node, file)
+
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
         self._directory_path(node)
         names = self._listings.get(node)
-        return (
-            DirEntry(name, child, kind, at)
-            for at, (name, child, kind) in enumerate(names[offset:], offset + 1)
-        )
+        return (DirEntry(*names[at], at + 1) for at in range(offset, len(names)))
 
     def open(self, node: int) -> Handle:
         if self._is_directory(node):
             raise os_error(errno.EISDIR, self._directory_path(node))
         number, form = self._sample(node)
-        part, place = self._locate(number, node)
-        row = self._indexes.get(part).row(place)
-        about = f"{self._prefix}{SAMPLES}: sample {row.key!r}"
-        data = self._bytes(part, row, form, about)
-        if len(data) != self._size(part, place, form):
-            raise FormatError(f"{about}: {len(data)} bytes of {form.suffix}, other than announced")
-        return BytesHandle(node, data)
-
-    def _bytes(self, part: int, row: Row, form: Form, about: str) -> bytes:
-        if form is Form.JSON:
-            return row.sidecar or b""
-        member = self._member(self._partitions[part], row, about)
-        if form is Form.SAFETENSORS:
-            return member
-        return npz.build(samples.decode(member), row.texts)
-
-    def _member(self, part: Partition, row: Row, about: str) -> bytes:
-        about = f"{about} in {shard_path(part.id, row.shard)} at byte {row.offset}"
-        shard = part.shards[row.shard]
-        payload = self._reader.read_range(shard, row.size, row.offset, about)
-        if samples.checksum(payload) != row.checksum:
-            raise IntegrityError(f"{about}: object {shard.digest} is damaged: wrong checksum")
-        try:
-            return samples.decompress(payload, row.raw_size)
-        except FormatError as error:
-            raise IntegrityError(f"{about}: object {shard.digest}: {error}") from error
-
-    def _size(self, part: int, row: int, form: Form) -> int:
-        index = self._indexes.get(part)
-        if form is Form.SAFETENSORS:
-            return index.raw_size(row)
-        if form is Form.JSON:
-            return index.sidecar_size(row) or 0
-        size = index.npz_size(row)
-        return len(self._bytes(part, index.row(row), form, SAMPLES)) if size is None else size
+        part, row = self._locate(number, node)
+        return self._data.open(node, File(self._parts[part], row, form))
 
     # Names to nodes.
 
@@ -178,7 +151,7 @@ class SampleFiles:
 
     def _find_inner_directory(self, path: str, depth: int) -> int | None:
         for part, rest in self._holders(path):
-            row = self._indexes.get(part).first_below(rest) if rest else None
+            row = self._samples(part).first_below(rest) if rest else None
             if row is not None:
                 return self._directory_node(self._starts[part] + row, depth)
         return None
@@ -191,18 +164,18 @@ class SampleFiles:
         found = [
             (part, row)
             for part, rest in self._holders(directory)
-            for row in self._indexes.get(part).find(f"{rest}/{stem}" if rest else stem)
+            for row in self._samples(part).find(f"{rest}/{stem}" if rest else stem)
         ]
         if form is Form.JSON:
             found = [
                 (part, row)
                 for part, row in found
-                if self._indexes.get(part).sidecar_size(row) is not None
+                if self._samples(part).sidecar_size(row) is not None
             ]
         if not found:
             raise absent(f"{SAMPLES}/{directory}/{name}")
         if len(found) > 1:
-            keys = " and ".join(repr(self._indexes.get(part).row(row).key) for part, row in found)
+            keys = " and ".join(repr(self._samples(part).key(row)) for part, row in found)
             raise FsmountError(f"{self._prefix}{SAMPLES}/{directory}/{name}: is wanted by {keys}")
         part, row = found[0]
         return self._file_node(self._starts[part] + row, form)
@@ -233,7 +206,7 @@ class SampleFiles:
         directory = self._directory_path(node)
         names: dict[str, tuple[str, int, Kind]] = {}
         for part, rest in self._holders(directory):
-            for name, row in self._indexes.get(part).children(rest):
+            for name, row in self._samples(part).children(rest):
                 if row is not None:
                     for entry in self._forms(part, row, name):
                         names.setdefault(entry[0], entry)
@@ -244,7 +217,7 @@ class SampleFiles:
         return [names[name] for name in sorted(names)]
 
     def _forms(self, part: int, row: int, name: str) -> Iterator[tuple[str, int, Kind]]:
-        bare = self._indexes.get(part).sidecar_size(row) is None
+        bare = self._samples(part).sidecar_size(row) is None
         for form in Form:
             if form is not Form.JSON or not bare:
                 node = self._file_node(self._starts[part] + row, form)
@@ -258,7 +231,7 @@ class SampleFiles:
                 break
             found.add(ident[len(prefix) :].partition("/")[0])
         for part, rest in self._holders(directory):
-            found.update(n for n, row in self._indexes.get(part).children(rest) if row is None)
+            found.update(n for n, row in self._samples(part).children(rest) if row is None)
         return found
 
     # Numbers.
@@ -284,8 +257,11 @@ class SampleFiles:
         """The partition and row of a sample's number."""
         if not 0 <= number < self._starts[-1]:
             raise stale(node)
-        part = bisect_right(self._starts, number) - 1
+        part = self._part_of(number)
         return part, number - self._starts[part]
+
+    def _part_of(self, number: int) -> int:
+        return bisect_right(self._starts, number) - 1
 
     def _directory_path(self, node: int) -> str:
         """The path of a directory below `samples`; ENOTDIR, ESTALE."""
@@ -297,16 +273,13 @@ class SampleFiles:
         part, row = self._locate(number, node)
         components: Sequence[str] = self._ids[part].split("/")
         if depth > len(components):
-            components = [*components, *self._indexes.get(part).rest(row).split("/")[:-1]]
+            components = [*components, *self._samples(part).rest(row).split("/")[:-1]]
         if not 0 < depth <= len(components):
             raise stale(node)
         return "/".join(components[:depth])
 
-    def _load(self, part: int) -> SampleIndex:
-        partition = self._partitions[part]
-        about = self._prefix + manifest_path(partition.id)
-        data = self._reader.read_all(partition.manifest, about)
-        try:
-            return sample_index.decode(data, partition)
-        except FormatError as error:
-            raise type(error)(f"{about}: {error}") from error
+    def _samples(self, part: int) -> SampleList:
+        return self._data.samples(self._parts[part])
+
+    def _is_loaded(self, part: int) -> bool:
+        return self._data.is_loaded(self._parts[part])

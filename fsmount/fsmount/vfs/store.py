@@ -7,9 +7,11 @@ from typing import Protocol
 
 from fsmount.model import Digest, TagRef, Version, VersionDocument
 from fsmount.store.refs import Survey
+from fsmount.vfs.decoding import Decoding
 from fsmount.vfs.keysets import KeysetSource
 from fsmount.vfs.parted import Look, PartedTree
 from fsmount.vfs.reads import ObjectReader
+from fsmount.vfs.sample_data import SampleData
 from fsmount.vfs.version import VersionTree
 from fsmount.vfs.versions import VersionsTree
 
@@ -32,10 +34,13 @@ class StoreTree(VersionsTree):
         reader: ObjectReader,
         look: Look,
         *,
+        samples: SampleData | None = None,
         clock: Callable[[], float],
         on_first_use: Callable[[VersionDocument], None],
     ) -> None:
         """`clock` counts seconds; `on_first_use` is called before a version's parts are read."""
+
+        data = samples or SampleData(Decoding(), reader)
 
         def build(document: VersionDocument, *, first_slot: int, prefix: str) -> PartedTree:
             return VersionTree(
@@ -43,6 +48,7 @@ class StoreTree(VersionsTree):
                 store.keysets_of(document.table.digest),
                 reader,
                 look,
+                samples=data,
                 first_slot=first_slot,
                 prefix=prefix,
             )

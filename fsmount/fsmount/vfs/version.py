@@ -5,6 +5,7 @@ from __future__ import annotations
 from fsmount.formats import document as documents
 from fsmount.model import Version
 from fsmount.vfs.attrs import Attrs, nanoseconds
+from fsmount.vfs.decoding import Decoding
 from fsmount.vfs.files import FixedFiles
 from fsmount.vfs.keysets import KeysetFiles, KeysetSource
 from fsmount.vfs.layout import usage, version_tree
@@ -18,9 +19,10 @@ from fsmount.vfs.parted import (
     root_entry,
 )
 from fsmount.vfs.reads import ObjectReader
+from fsmount.vfs.sample_data import SampleData
 from fsmount.vfs.samples import SampleFiles
 
-__all__ = ["SLOTS", "Look", "VersionTree", "root_entry", "sample_files"]
+__all__ = ["SLOTS", "Look", "VersionTree", "root_entry"]
 
 
 class VersionTree(PartedTree):
@@ -33,11 +35,13 @@ class VersionTree(PartedTree):
         reader: ObjectReader,
         look: Look,
         *,
+        samples: SampleData | None = None,
         first_slot: int = 0,
         prefix: str = "",
     ) -> None:
         """`keysets` are the version's, as they are now; `prefix` names it in messages.
 
+        Samples are decoded in this process where `samples` is not given.
         Raises FormatError if the partitions' ids clash.
         """
         tree = version_tree(version, documents.encode(version.document))
@@ -48,23 +52,17 @@ class VersionTree(PartedTree):
             KeysetFiles(
                 keysets, slot=first_slot + KEYSET_FILES, attrs=attrs, reader=reader, prefix=prefix
             ),
-            sample_files(version, reader, attrs, first_slot=first_slot, prefix=prefix),
+            SampleFiles(
+                version.partitions,
+                version.document.rule,
+                file_slot=first_slot + SAMPLE_FILES,
+                directory_slot=first_slot + SAMPLE_DIRECTORIES,
+                attrs=attrs,
+                data=samples or SampleData(Decoding(), reader),
+                prefix=prefix,
+            ),
             attrs=attrs,
             usage=usage(tree),
             look=look,
             first_slot=first_slot,
         )
-
-
-def sample_files(
-    version: Version, reader: ObjectReader, attrs: Attrs, *, first_slot: int, prefix: str
-) -> SampleFiles:
-    """The samples of a version, in the slots that are theirs."""
-    return SampleFiles(
-        version,
-        file_slot=first_slot + SAMPLE_FILES,
-        directory_slot=first_slot + SAMPLE_DIRECTORIES,
-        attrs=attrs,
-        reader=reader,
-        prefix=prefix,
-    )

@@ -136,6 +136,10 @@ class VersionsTree:
         tree = self._trees.get(slot_and_place(node)[0] // SLOTS)
         return tree is not None and tree.settled(node)
 
+    def ready(self, node: int) -> bool:
+        tree = self._trees.get(slot_and_place(node)[0] // SLOTS)
+        return tree is not None and tree.ready(node)
+
     def grows(self, node: int) -> bool:
         if node in (ROOT_NODE, _VERSIONS_NODE):
             return True

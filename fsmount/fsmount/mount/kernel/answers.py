@@ -53,11 +53,10 @@ _ASKS_NODE = frozenset(
         Opcode.GETXATTR,
         Opcode.LISTXATTR,
         Opcode.OPENDIR,
-        Opcode.READDIR,
-        Opcode.READDIRPLUS,
     }
 )
-_MAY_WAIT = frozenset({Opcode.OPEN, Opcode.READ, Opcode.READLINK, Opcode.STATFS})
+_LISTS = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
+_MAY_WAIT = frozenset({Opcode.READLINK, Opcode.STATFS})
 _DOTS = (b".", b"..")
 
 Head = Callable[[DirEntry], bytes]  # what stands before a name in a listing
@@ -139,6 +138,15 @@ class Answers:
         """Whether the answer may need the store, and so take any time."""
         if request.opcode in _ASKS_NODE:
             return not self._filesystem.settled(request.node)
+        if request.opcode in _LISTS:
+            return not (
+                self._filesystem.settled(request.node) and self._filesystem.ready(request.node)
+            )
+        if request.opcode == Opcode.OPEN:
+            return not self._filesystem.ready(request.node)
+        if request.opcode == Opcode.READ:
+            file = self._open.get(protocol.READ_IN.unpack_from(request.body)[0])
+            return file is None or not file.handle.ready
         return request.opcode in _MAY_WAIT
 
     def answer(self, request: Request) -> bytes | Range:

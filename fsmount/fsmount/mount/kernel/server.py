@@ -26,23 +26,27 @@ from fsmount.mount.kernel.session import Session
 from fsmount.mount.kernel.takeover import TakeOver
 from fsmount.store.objects import Objects
 from fsmount.vfs.filesystem import FileSystem
+from fsmount.vfs.helpers import Helpers
 from fsmount.vfs.mapped import mapped_store, mapped_version
 from fsmount.vfs.pathlist import PathList
 from fsmount.vfs.reads import ObjectReader
+from fsmount.vfs.sample_data import SampleData
 
 log = logging.getLogger("fsmount.mount")
 
 Make = Callable[[], FileSystem]
 
 
-def file_system(config: Config, paths: PathList | None) -> FileSystem:
+def file_system(config: Config, paths: PathList | None, helpers: Helpers) -> FileSystem:
     """What `config` says; `paths` is its path list. FsmountError."""
     reader = ObjectReader(Objects(config.store), config.verify)
+    samples = SampleData(helpers, reader)
     if paths is not None:
-        return mapped_version(paths, config.store, reader, config.look)
+        return mapped_version(paths, config.store, reader, samples, config.look)
     return mapped_store(
         config.store,
         reader,
+        samples,
         config.look,
         clock=time.monotonic,
         on_first_use=lambda document: Leasing(config.store, (document.table.digest,)).keep(),
@@ -60,10 +64,11 @@ def serve(
     taken_over: TakeOver,
     parent: int,
     on_alone: Callable[[], None],
+    on_ready: Callable[[], object],
 ) -> None:
     """Serve until unmounted. `nodes` is what the supervisor knows at this moment, `parent` a
     descriptor of its process. `on_alone` is called before anything is opened that the supervisor is
-    not told of.
+    not told of, `on_ready` when it begins to serve, in a thread.
     """
     settle()
     lease = Leasing(config.store, config.tables)
@@ -83,7 +88,12 @@ def serve(
         on_listed = _noting(sender, filesystem, successor=taken_over.successor)
     answers = Answers(filesystem, backing, xattrs=config.xattrs, on_listed=on_listed)
     session = Session(device, answers, sender, taken_over)
-    session.run(lambda: link.say(Message.READY), lambda: link.say(Message.SERVING))
+
+    def ready() -> None:
+        link.say(Message.READY)
+        threads.start(on_ready)
+
+    session.run(ready, lambda: link.say(Message.SERVING))
     if link.alone:
         forget(config.mountpoint)
     release_kept()

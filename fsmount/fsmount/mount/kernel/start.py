@@ -17,6 +17,7 @@ from fsmount.mount.locks import StartLock
 from fsmount.mount.logs import log_to_stderr
 from fsmount.mount.request import Answer
 from fsmount.mount.telling import tell_parent, tell_people
+from fsmount.vfs.helpers import Helpers
 from fsmount.vfs.pathlist import open_list
 
 log = logging.getLogger("fsmount.mount")
@@ -34,13 +35,15 @@ def supervise(config: Config, serving: Serving, closed: Iterable[int] = ()) -> N
     lease = Leasing(config.store, config.tables)
     notes = [*config.notes, *filter(None, [lease.take()])]
     recording = Recording(config)
+    helpers = Helpers()
     lock = StartLock(config.mountpoint, config.lock)
     supervisor = Supervisor(
         config,
-        lambda: server.file_system(config, paths),
+        lambda: server.file_system(config, paths, helpers),
         lease.renew,
         lease.interval,
-        recording.served_by,
+        on_server=recording.served_by,
+        on_ready=helpers.start,
     )
     try:
         features = supervisor.mount()

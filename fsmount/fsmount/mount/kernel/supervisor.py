@@ -53,16 +53,19 @@ class Supervisor:
         make: Make,
         on_tick: Callable[[], None],
         tick: float,
+        *,
         on_server: Callable[[int], None] = lambda pid: None,
+        on_ready: Callable[[], object] = lambda: None,
     ) -> None:
         """`make` is called in each server; `on_tick` every `tick` seconds, `on_server` with the pid
-        of each server.
+        of each server, `on_ready` in each server when it serves.
         """
         self._config = config
         self._make = make
         self._on_tick = on_tick
         self._tick = tick
         self._on_server = on_server
+        self._on_ready = on_ready
         self._next_tick = time.monotonic() + tick
         self._signals = 0
         self._fruitless = 0  # servers in a row that died of nothing that was asked
@@ -177,6 +180,7 @@ class Supervisor:
             taken_over=taken_over,
             parent=self._me,
             on_alone=on_alone,
+            on_ready=self._on_ready,
         )
 
     def _fork_trial(self) -> Child:
