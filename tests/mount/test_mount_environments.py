@@ -13,7 +13,7 @@ from mounting import Mounter, fsmount, request_for, wait_for
 from serving import both_drivers
 
 from fsmount.model import Version
-from fsmount.mount import records
+from fsmount.mount import lifecycle, records
 from fsmount.mount.ending import umount
 from fsmount.mount.mountinfo import mount_at, parse
 from fsmount.store import Store
@@ -68,6 +68,24 @@ def test_standard_descriptors_may_be_closed(
     umount(mountpoint)
 
 
+def test_a_program_without_standard_descriptors_mounts(
+    store: Store, version: Version, mountpoint: str
+) -> None:
+    del version
+    program = """
+import sys
+from fsmount.mount import lifecycle
+from fsmount.mount.request import MountRequest
+lifecycle.mount(MountRequest(sys.argv[1], "v1", sys.argv[2]))
+"""
+    command = [sys.executable, "-c", program, store.path, mountpoint]
+    script = 'exec "$@" <&- >&- 2>&-'
+    done = subprocess.run(["bash", "-c", script, "bash", *command], check=False, timeout=60)
+    assert done.returncode == 0
+    assert mount_at(mountpoint) is not None
+    umount(mountpoint)
+
+
 @pytest.mark.parametrize("full", [">/dev/full", "| true"])
 def test_what_can_not_be_told_is_not_mounted(
     store: Store, version: Version, mountpoint: str, full: str
@@ -80,6 +98,24 @@ def test_what_can_not_be_told_is_not_mounted(
     assert (mount_at(mountpoint) is not None) == (done.returncode == 0)
     if done.returncode == 0:
         umount(mountpoint)
+
+
+def test_an_interrupt_after_the_start_leaves_nothing_mounted(
+    store: Store, version: Version, mountpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del version
+    probe = records.probe
+
+    def interrupted(path: str) -> int | None:
+        assert mount_at(path) is not None
+        monkeypatch.setattr(records, "probe", probe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(records, "probe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.mount(request_for(store, mountpoint=mountpoint))
+    assert mount_at(mountpoint) is None
+    assert records.read(mountpoint) is None
 
 
 def test_a_foreground_without_stderr_serves(

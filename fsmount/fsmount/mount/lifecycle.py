@@ -6,6 +6,7 @@ the reason why it does not; nothing here waits for ever.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -120,7 +121,7 @@ def _command(request: MountRequest, *more: str) -> list[str]:
 def _start(request: MountRequest, log: int) -> Answer | None:
     """Start the server and wait for its answer; None if it ended without one."""
     passed = passed_descriptor(request.mountpoint)
-    reader, writer = os.pipe()
+    reader, writer = _pipe()
     try:
         try:
             server = subprocess.Popen(
@@ -148,6 +149,17 @@ def _start(request: MountRequest, log: int) -> Answer | None:
         return answer
     finally:
         os.close(reader)
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose writing end is not one of the descriptors 0 to 2, which this process may have
+    closed and which a server has for others.
+    """
+    reader, low = os.pipe()
+    try:
+        return reader, fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(low)
 
 
 def _read_answer(reader: int) -> Answer | None:
