@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 class Batch(dict[str, Any]):
@@ -16,6 +20,9 @@ class Batch(dict[str, Any]):
     `__valid__` is a bool tensor, False for padding and for skipped samples. Tensors may be views of
     one block; `pin_memory`, `to` and sending it to another process move that block once, and keep
     what shares memory sharing it.
+
+    It is a pytree node, as a dict is. `pickle` and `torch.save` write a plain OrderedDict of packed
+    tensors, which `torch.load` takes with `weights_only=True`; `Batch(loaded)` is a batch again.
     """
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
@@ -26,9 +33,28 @@ class Batch(dict[str, Any]):
         """This batch with its tensors in page-locked memory."""
         return _moved(self, lambda tensor: tensor.pin_memory())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def copy(self) -> Batch:
+        """A batch of the same tensors."""
+        return Batch(self)
+
+    def __copy__(self) -> Batch:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Batch:
         parts = Parts.of(self)
-        return _rebuild, (parts.items, parts.blocks, parts.views)
+        items, blocks = copy.deepcopy((parts.items, parts.blocks), memo)
+        return Parts(items, blocks, parts.views).together()
+
+    def __or__(self, other: Mapping[str, Any]) -> Batch:  # type: ignore[override]
+        return Batch(dict(self) | dict(other))
+
+    def __ror__(self, other: Mapping[str, Any]) -> Batch:  # type: ignore[override]
+        return Batch(dict(other) | dict(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What torch.load may call is a short list, and pickling views would write their block again
+        # for each of them.
+        return OrderedDict, (), None, None, _packed(self)
 
 
 def packed_stride(shape: Sequence[int]) -> tuple[int, ...]:
@@ -98,9 +124,55 @@ class Parts:
         return batch
 
 
-def _rebuild(
+def _packed(batch: Batch) -> Iterator[tuple[str, Any]]:
+    """Entries of a batch without blocks."""
+    for name, value in batch.items():
+        if type(value) is list:
+            yield name, list(map(_clone, value))
+        else:
+            yield name, _clone(value)
+
+
+def _clone(value: Any) -> Any:
+    return value.clone(memory_format=torch.contiguous_format) if _plain(value) else value
+
+
+def _sent(batch: Batch) -> tuple[Any, ...]:
+    parts = Parts.of(batch)
+    return rebuild, (parts.items, parts.blocks, parts.views)
+
+
+def _leaves(batch: Batch) -> tuple[list[Any], list[str]]:
+    return list(batch.values()), list(batch)
+
+
+def _leaves_with_keys(batch: Batch) -> tuple[list[tuple[Any, Any]], list[str]]:
+    return [(pytree.MappingKey(name), value) for name, value in batch.items()], list(batch)
+
+
+def _of_leaves(values: Iterable[Any], names: list[str]) -> Batch:
+    return Batch(zip(names, values, strict=True))
+
+
+def register_node(kind: type[Batch]) -> None:
+    """Have torch take a `kind` apart as it does a dict; what is put together is a Batch."""
+    pytree.register_pytree_node(
+        kind,
+        _leaves,
+        _of_leaves,
+        serialized_type_name=f"fsmount_loader.{kind.__name__}",
+        flatten_with_keys_fn=_leaves_with_keys,
+    )
+
+
+register_node(Batch)
+ForkingPickler.register(Batch, _sent)
+
+
+def rebuild(
     items: Mapping[str, Any], blocks: tuple[torch.Tensor, ...], views: Mapping[Key, View]
 ) -> Batch:
+    """The batch of what it was taken apart into; `Parts` themselves are not sent."""
     return Parts(items, blocks, views).together()
 
 

@@ -168,7 +168,7 @@ class Recycler:
         May be dropped before its blocks are.
         """
         if len(self._lent) >= _LENT_MAX:
-            return torch.empty(nbytes, dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         memory = self._spared(nbytes) or map_block(nbytes)
         spare, lent, number = self._spare, self._lent, self._count
 

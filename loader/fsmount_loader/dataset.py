@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import device_mesh as meshes
@@ -17,6 +17,7 @@ from fsmount.errors import FsmountError, PlanError, RankMismatchError
 from fsmount_loader.batch import Batch
 from fsmount_loader.division import Division
 from fsmount_loader.epochs import Epochs, Skipped
+from fsmount_loader.iteration import Items, Iteration
 from fsmount_loader.options import (
     DEFAULT_SEEK_THRESHOLD,
     OnError,
@@ -41,9 +42,12 @@ from fsmount_loader.passes import Pass
 from fsmount_loader.plan import Plan, make_plan
 from fsmount_loader.prepared import refuse_prepared
 from fsmount_loader.ranks import Placement, agree, check_alone, find_placement
+from fsmount_loader.signals import begin_torch_worker
 from fsmount_loader.state import Identity, State
 from fsmount_loader.values import lengths_digest
 from fsmount_loader.version import VersionFiles
+
+T = TypeVar("T")
 
 _LEAST_PATIENCE, _MOST_PATIENCE = 0.001, 1e9  # seconds; torch counts milliseconds
 
@@ -54,7 +58,8 @@ class ShardDataset(IterableDataset[Batch]):
     Iterating yields whole batches: dicts of tensors with the samples' names, dtypes and shapes, and
     `__valid__`. The options are in docs/loading.md. Under DataLoader give `batch_size=None`; each
     worker then builds whole batches in turn. Every iteration is the next epoch unless `set_epoch`
-    or `load_state_dict` said which; `len()` counts the batches of the next one. Can be pickled.
+    or `load_state_dict` said which; `len()` counts the batches of the next one. Workers share the
+    epoch with the dataset that they were started with; a pickled or deep copy has one of its own.
 
     Construction plans the run and, where torch.distributed is initialised and no rank is given,
     waits until all ranks have come with the same plan. Raises PlanError (StateMismatchError and
@@ -157,10 +162,9 @@ class ShardDataset(IterableDataset[Batch]):
         _, start = self._epochs.next()
         return self._division.batches(start)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iteration[Batch]:
         """This process's batches of the next epoch: all, or a DataLoader worker's share."""
-        begun, worker, workers = self._begin()
-        return begun.batches(worker, workers)
+        return self._iteration(_batches)
 
     def begin_pass(self, unused: Pass | None = None) -> Pass:
         """Begin the next epoch, as iterating in this process does, and say what it is.
@@ -220,14 +224,16 @@ class ShardDataset(IterableDataset[Batch]):
     def _make_plan(self, files: VersionFiles, options: Options) -> Plan:
         return make_plan(files, options)
 
-    def _begin(self) -> tuple[Pass, int, int]:
-        """Begin the next epoch; which DataLoader worker this is, and of how many (0: of none)."""
+    def _iteration(self, items: Items[T]) -> Iteration[T]:
+        """Begin the next epoch, or a DataLoader worker's share of it."""
         refuse_prepared(self)
-        worker = get_worker_info()
-        if worker is None:
-            return self._pass(*self._epochs.begin()), 0, 0
-        epoch, start = self._epochs.begin(worker.id, worker.num_workers)
-        return self._pass(epoch, start), worker.id, worker.num_workers
+        info = get_worker_info()
+        worker, workers = (0, 0) if info is None else (info.id, info.num_workers)
+        if workers:
+            begin_torch_worker()
+        begun = self._pass(*self._epochs.begin(worker, workers))
+        identity, epochs = self._identity, self._epochs
+        return Iteration(items, begun, worker, workers, identity=identity, epochs=epochs)
 
     def _pass(self, epoch: int, start: int) -> Pass:
         if self._assumed:
@@ -241,6 +247,13 @@ class ShardDataset(IterableDataset[Batch]):
             epoch=epoch,
             start=start,
         )
+
+
+def _batches(
+    begun: Pass, worker: int, workers: int, done: int, _: int
+) -> Iterator[tuple[Batch, int, int]]:
+    for number, batch in enumerate(begun.batches(worker, workers, done), done + 1):
+        yield batch, number, 0
 
 
 def _refuse_to_collate(batches: object, *, collate_fn_map: object = None) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fsmount_loader.batch import Batch, Key, Parts, View
+from fsmount_loader.batch import Batch, Key, Parts, View, rebuild, register_node
 from fsmount_loader.blocks import FORKS, SharedBlock, give_back, lend, map_block
 
 _BLOCKS_MAX = 16  # of a worker; batches beyond, which the trainer keeps, get new shared memory
@@ -37,7 +37,7 @@ class Handing:
             self._blocks.append(block)
         if block is None:  # as torch's own collate does
             fresh = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
-            return torch.empty(0, dtype=torch.uint8).set_(fresh)
+            return torch.empty(0, dtype=torch.uint8, device="cpu").set_(fresh)
         return block.lend(nbytes)
 
     def batch(self, parts: Parts) -> Batch:
@@ -65,15 +65,20 @@ class HandedBatch(Batch):
         copied.block = self.block
         return copied
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        parts = Parts.of(self)
-        block = self.block
-        if len(parts.blocks) != 1 or parts.blocks[0].data_ptr() != block.address:
-            return super().__reduce__()
-        block.sent()
-        file = reduction.DupFd(block.file)
-        nbytes = parts.blocks[0].nbytes
-        return _receive, (parts.items, file, len(block.memory), nbytes, parts.views)
+
+def _sent(batch: HandedBatch) -> tuple[Any, ...]:
+    parts = Parts.of(batch)
+    block = batch.block
+    if len(parts.blocks) != 1 or parts.blocks[0].data_ptr() != block.address:
+        return rebuild, (parts.items, parts.blocks, parts.views)
+    block.sent()
+    file = reduction.DupFd(block.file)
+    nbytes = parts.blocks[0].nbytes
+    return _receive, (parts.items, file, len(block.memory), nbytes, parts.views)
+
+
+register_node(HandedBatch)
+reduction.ForkingPickler.register(HandedBatch, _sent)
 
 
 def _receive(

@@ -30,17 +30,20 @@ class MaskedMean:
 
     def compute(self) -> float:
         """The mean over all ranks; NaN if no sample counted. A collective where there are ranks."""
-        sums = self._added()
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(sums, group=self._group)
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.local()
+        sums = self._added("cuda" if dist.get_backend(self._group) == "nccl" else "cpu")
+        dist.all_reduce(sums, group=self._group)
         return _mean(sums)
 
     def local(self) -> float:
         """The mean over this rank's batches alone; NaN if no sample counted."""
         return _mean(self._added())
 
-    def _added(self) -> torch.Tensor:
-        return torch.zeros(2, dtype=torch.float64) if self._sums is None else self._sums.clone()
+    def _added(self, device: str = "cpu") -> torch.Tensor:
+        if self._sums is None:
+            return torch.zeros(2, dtype=torch.float64, device=device)
+        return self._sums.clone()
 
 
 def _mean(sums: torch.Tensor) -> float:

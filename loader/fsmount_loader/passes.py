@@ -46,18 +46,24 @@ class Pass:
         row = self.plan.layout.pitch if varied is None else max(1, varied.row_bytes)
         return self.division.rank_batch * row
 
-    def batches(self, worker: int = 0, workers: int = 0) -> Iterator[Batch]:
-        """All batches, or those of one of a DataLoader's workers; the same whoever builds them."""
+    def batches(self, worker: int = 0, workers: int = 0, done: int = 0) -> Iterator[Batch]:
+        """All batches, or those of one of a DataLoader's workers; the same whoever builds them.
+
+        The first `done` of them are left out.
+        """
         if not workers:
-            for parts in self.parts(Recycler().take, 0, 1):
+            for parts in self.parts(Recycler().take, 0, 1, done):
                 yield parts.together()
         else:
             handing = Handing()
-            for parts in self.parts(handing.take, worker, workers):
+            for parts in self.parts(handing.take, worker, workers, done):
                 yield handing.batch(parts)
 
-    def parts(self, take: Take, worker: int, workers: int) -> Iterator[Parts]:
-        """Batches `worker`, `worker + workers`, … of this pass, in blocks that `take` gives."""
+    def parts(self, take: Take, worker: int, workers: int, done: int = 0) -> Iterator[Parts]:
+        """Batches `worker`, `worker + workers`, … of this pass, in blocks that `take` gives.
+
+        The first `done` of them are left out.
+        """
         with self.reader() as reader:
             assembler = (Assembler if self.plan.varied is None else VariedAssembler)(
                 self.plan,
@@ -68,7 +74,7 @@ class Pass:
                 skipped=self.skipped,
                 worker=worker,
             )
-            for planned in self.planned(reader, worker, workers):
+            for planned in self.planned(reader, worker, workers, done):
                 yield assembler.parts(planned)
 
     @contextmanager
@@ -81,10 +87,13 @@ class Pass:
         finally:
             files.close()
 
-    def planned(self, reader: Reader, worker: int, workers: int) -> Iterator[Planned]:
-        """This worker's batches, each announced `prefetch` batches before it is read."""
+    def planned(
+        self, reader: Reader, worker: int, workers: int, done: int = 0
+    ) -> Iterator[Planned]:
+        """This worker's batches but the first `done`, each announced `prefetch` batches ahead."""
         waiting: deque[Planned] = deque()
-        for planned, spans in self._in_groups(reader, range(worker, len(self), workers)):
+        numbers = range(worker + done * workers, len(self), workers)
+        for planned, spans in self._in_groups(reader, numbers):
             waiting.append(planned)
             for span in spans:
                 reader.announce(span)

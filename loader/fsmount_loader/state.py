@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from fsmount.errors import PlanError, StateMismatchError
@@ -57,15 +57,59 @@ class State:
     @classmethod
     def load(cls, value: Mapping[str, Any], mine: Identity) -> State:
         """The state in `value`; StateMismatchError names what differs from the identity `mine`."""
-        for field in fields(Identity):
-            saved, here = _get(value, field.name), getattr(mine, field.name)
-            if not _equal(saved, here):
-                raise StateMismatchError(f"the state has {field.name}={saved!r}, this is {here!r}")
+        _check_equal(value, mine, [field.name for field in fields(Identity)])
         epoch, position = _get(value, "epoch"), _get(value, "position")
         try:
             return cls(mine, epoch, position)
         except PlanError as error:
             raise StateMismatchError(f"not a state: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How far one of a DataLoader's workers is in its share of a pass.
+
+    The pass goes on from position `started` of the epoch. The worker has handed over so many whole
+    `done_batches`, and so many `done_samples` of the next one where it hands over samples.
+    """
+
+    identity: Identity
+    epoch: int
+    started: int
+    global_batch_size: int
+    worker: int
+    workers: int  # 0: the trainer itself
+    done_batches: int
+    done_samples: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The share as a JSON object."""
+        rest = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        return {**asdict(self.identity), **rest}
+
+    @classmethod
+    def load(cls, value: Mapping[str, Any], mine: Share) -> Share:
+        """The share in `value`; StateMismatchError names what differs from `mine`."""
+        _check_equal(value, mine.identity, [field.name for field in fields(Identity)])
+        _check_equal(value, mine, ["global_batch_size", "workers", "worker"])
+        try:
+            begun = State(mine.identity, _get(value, "epoch"), _get(value, "started"))
+            return replace(
+                mine,
+                epoch=begun.epoch,
+                started=begun.position,
+                done_batches=whole("done_batches", _get(value, "done_batches")),
+                done_samples=whole("done_samples", _get(value, "done_samples")),
+            )
+        except PlanError as error:
+            raise StateMismatchError(f"not a state: {error}") from None
+
+
+def _check_equal(value: Mapping[str, Any], mine: object, names: Sequence[str]) -> None:
+    for name in names:
+        saved, here = _get(value, name), getattr(mine, name)
+        if not _equal(saved, here):
+            raise StateMismatchError(f"the state has {name}={saved!r}, this is {here!r}")
 
 
 def _equal(saved: object, here: object) -> bool:

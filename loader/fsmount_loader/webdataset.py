@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fsmount.errors import FsmountError, IntegrityError, PlanError
 from fsmount.formats import sample
 from fsmount_loader.dataset import ShardDataset
+from fsmount_loader.iteration import Iteration
 from fsmount_loader.options import Options
 from fsmount_loader.passes import Pass
 from fsmount_loader.plan import Plan, make_plan
@@ -96,14 +97,34 @@ class _Fluid(library.FluidInterface):  # type: ignore[misc] # it has no types
         return pipeline
 
 
+class _Stages(Iterator[Any]):
+    """What a pipeline yields, whose stages may hold samples back: it has no state."""
+
+    def __init__(self, stages: Iterator[Any]) -> None:
+        self._stages = stages
+
+    def __next__(self) -> Any:
+        return next(self._stages)
+
+    def state_dict(self) -> NoReturn:
+        """For torchdata's StatefulDataLoader, which would count what comes out, from epoch 0."""
+        raise PlanError(
+            "a pipeline of the webdataset library can't be resumed by a StatefulDataLoader: take "
+            "torch's DataLoader, and the ShardSamples' state_after and load_state_dict"
+        )
+
+    def load_state_dict(self, state: object) -> NoReturn:
+        """Not at all either."""
+        self.state_dict()
+
+
 class _Pipeline(library.DataPipeline, _Fluid):  # type: ignore[misc]
     """A pipeline of the library that begins with a ShardSamples."""
 
     def __iter__(self) -> Iterator[Any]:
         """What the last stage yields in the next epoch."""
         refuse_prepared(self)
-        stages: Iterator[Any] = super().__iter__()
-        return stages
+        return _Stages(super().__iter__())
 
     def append(self, f: Any) -> None:
         """Add a stage; PlanError for one that would split a second time."""
@@ -139,9 +160,9 @@ class ShardSamples(ShardDataset, _Fluid):
         _, valid = self._division.positions(start, batches - 1)
         return (batches - 1) * size + int(valid.sum())
 
-    def __iter__(self) -> Iterator[Sample]:  # type: ignore[override] # no batches
+    def __iter__(self) -> Iteration[Sample]:  # type: ignore[override] # no batches
         """This process's samples of the next epoch: all, or a DataLoader worker's share."""
-        return self._samples(*self._begin())
+        return self._iteration(self._samples)
 
     def compose(self, *stages: Any) -> _Pipeline:
         """A pipeline of the library: this source, and `stages` behind it."""
@@ -160,12 +181,14 @@ class ShardSamples(ShardDataset, _Fluid):
         self._beside = columns_of(files, ["__key__", "__sidecar__"], plan.selected)
         return plan
 
-    def _samples(self, begun: Pass, worker: int, workers: int) -> Iterator[Sample]:
+    def _samples(
+        self, begun: Pass, worker: int, workers: int, batches: int, samples: int
+    ) -> Iterator[tuple[Sample, int, int]]:
         with begun.reader() as reader:
-            for planned in begun.planned(reader, worker, max(workers, 1)):
-                rows, valid = planned.rows, planned.valid
-                if self._options.evaluate:
-                    rows, valid = rows[valid], valid[valid]
+            for planned in begun.planned(reader, worker, max(workers, 1), batches):
+                chosen = planned.valid if self._options.evaluate else slice(None)
+                rows = planned.rows[chosen][samples:]
+                valid = planned.valid[chosen][samples:].tolist()
                 read = chain.from_iterable(reader.payloads(rows))
                 payloads = {place: _kept(payload) for place, payload in read}
                 for place, row in enumerate(rows.tolist()):
@@ -173,7 +196,9 @@ class ShardSamples(ShardDataset, _Fluid):
                     if isinstance(payload, FsmountError):
                         self._failed(payload, worker)
                     else:
-                        yield self._sample(row, payload, valid=bool(valid[place]))
+                        done = samples + place + 1
+                        yield self._sample(row, payload, valid=valid[place]), batches, done
+                batches, samples = batches + 1, 0
 
     def _sample(self, row: int, payload: bytes, *, valid: bool) -> Sample:
         made: Sample = {

@@ -24,6 +24,7 @@ from fsmount.errors import FsmountError, LoadError
 from fsmount_loader.batch import Batch, Parts
 from fsmount_loader.passes import Pass
 from fsmount_loader.shared import Receiver, Sender, most_kept
+from fsmount_loader.signals import begin_worker
 
 _GOODBYE = 0.5  # seconds that a worker has to end by itself
 
@@ -177,7 +178,7 @@ def _work(job: _Job) -> None:
     """Build the batches that are ordered, until none is any more."""
     for connection in job.inherited:
         connection.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer gets it too, and ends this process
+    begin_worker()
     torch.set_num_threads(1)
     threading.Thread(target=_die_with, args=(job.trainer,), daemon=True).start()
     sender = Sender(job.connection, job.spare)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from test_dataset import numbers
+from torch.utils import _pytree as pytree
 
 from fsmount_loader import Batch, Generators, MaskedMean, ShardDataset, ShardLoader, per_sample
 
@@ -65,7 +66,42 @@ def test_a_batch_on_the_meta_device_and_copies() -> None:
     assert batch.to("meta")["b"].device.type == "meta"
     del batch["grad"]
     assert_equal(batch, copy.copy(batch))
-    assert_equal(batch, pickle.loads(pickle.dumps(batch)))  # noqa: S301 - our own
+    assert_equal(batch, batch.copy())
+    assert_equal(batch, {} | batch | {})
+    assert batch.copy()["a"] is batch["a"]
+    deep = copy.deepcopy(batch)
+    assert_equal(batch, deep)
+    assert deep["a"].untyped_storage().data_ptr() == deep["b"].untyped_storage().data_ptr()
+    assert deep["a"].untyped_storage().data_ptr() != batch["a"].untyped_storage().data_ptr()
+
+
+def test_a_batch_that_is_saved_is_loaded_as_weights_are(small: Path, tmp_path: Path) -> None:
+    (batch,) = ShardDataset(small, batch_size=18, keys=True, columns=["n"])
+    file = tmp_path / "batch.pt"
+    torch.save({"batch": batch}, file)
+    loaded = torch.load(file, weights_only=True)["batch"]
+    assert_equal(batch, Batch(loaded))
+    assert Batch(loaded).to("meta")["x"].device.type == "meta"
+    data = pickle.dumps(batch)
+    assert_equal(batch, Batch(pickle.loads(data)))  # noqa: S301 - our own
+    assert len(data) < 18 * 100 + 2000  # no block is in it
+
+
+def test_a_batch_is_a_pytree(small: Path) -> None:
+    (batch,) = ShardDataset(small, batch_size=18, keys=True)
+    doubled = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.double(), batch)
+    assert type(doubled) is Batch
+    assert list(doubled) == list(batch)
+    assert doubled["x"].dtype == torch.float64
+    assert torch.equal(doubled["x"], batch["x"].double())
+    assert doubled["__key__"] == batch["__key__"]
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(batch)[0]]
+    assert paths[0] == "['label']"
+    only = Batch(x=batch["x"], label=batch["label"])
+    sums = torch.vmap(lambda sample: sample["x"].sum() + sample["label"])(only)
+    assert torch.equal(sums, batch["x"].sum(1) + batch["label"])
+    spec = pytree.tree_structure(only)
+    assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
 
 
 def jitter(sample: Mapping[str, Any], generator: np.random.Generator) -> Mapping[str, Any]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -39,6 +43,32 @@ def test_epochs_under_a_plain_dataloader(small: Path, start_method: str, persist
     assert [all_numbers(loader) for _ in range(2)] == expected[1:3]
     assert all_numbers(data) == expected[3]  # in process, and on it goes
     assert all_numbers(DataLoader(data, batch_size=None, num_workers=3)) == expected[4]
+
+
+@pytest.mark.parametrize("copied", [lambda data: pickle.loads(pickle.dumps(data)), copy.deepcopy])  # noqa: S301
+def test_copies_have_an_epoch_of_their_own_that_their_workers_share(
+    small: Path, copied: Callable[[ShardDataset], ShardDataset]
+) -> None:
+    expected = expected_epochs(small, 4)
+    data = ShardDataset(small, batch_size=3)
+    assert all_numbers(data) == expected[0]
+    other = copied(data)
+    loader = DataLoader(other, batch_size=None, num_workers=2, persistent_workers=True)
+    assert [all_numbers(loader) for _ in range(2)] == expected[1:3]  # it goes on from the copy
+    other.set_epoch(3)
+    assert all_numbers(loader) == expected[3]
+    assert other.state_after(1)["epoch"] == 3
+    assert all_numbers(ShardLoader(copied(other), 1)) != expected[3]
+    assert all_numbers(data) == expected[1]  # nothing of that reached the first
+
+
+def test_what_multiprocessing_sends_shares_the_epoch(small: Path) -> None:
+    """As spawned workers do: the sender knows that a pass was begun."""
+    data = ShardDataset(small, batch_size=3)
+    sent = pickle.loads(ForkingPickler.dumps(data))  # noqa: S301 - our own
+    assert [all_numbers(sent), all_numbers(data)] == expected_epochs(small, 2)
+    sent.set_epoch(7)
+    assert data.next_state()["epoch"] == 7
 
 
 def test_resuming_under_a_plain_dataloader(small: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -11,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from small_versions import add_keyset
 from test_dataset import ALL, all_numbers
 from torch.utils.data import DataLoader
 
 from fsmount.errors import LoadError, PlanError
-from fsmount_loader import Batch, ShardDataset, ShardLoader, per_sample
+from fsmount_loader import Batch, MaskedMean, ShardDataset, ShardLoader, per_sample
 from fsmount_loader.epochs import Epochs
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -228,3 +230,18 @@ def test_errors_name_the_row_where_the_key_can_t_be_read_any_more(small: Path) -
     where = r"d/000000\.tar: sample 'row 4 of partition d' at offset \d+: No such file"
     with pytest.raises(LoadError, match=where):
         next(iter(data))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_default_device(small: Path, workers: int) -> None:
+    """Batches are made on the host, whatever a training makes its own tensors on."""
+    want = [batch["x"].tolist() for batch in ShardDataset(small, batch_size=6, columns=["n"])]
+    with torch.device("meta"):
+        data = ShardDataset(small, batch_size=6, columns=["n"])
+        for loader in (ShardLoader(data, workers), pickle.loads(pickle.dumps(data))):  # noqa: S301
+            batches = list(loader)
+            assert {value.device.type for batch in batches for value in batch.values()} == {"cpu"}
+            assert [batch["x"].tolist() for batch in batches] == want
+        assert math.isnan(MaskedMean().compute())
+        assert data.skipped == 0
+        data.set_epoch(0)
