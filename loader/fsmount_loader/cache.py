@@ -1,4 +1,8 @@
-"""Plans that are kept on this node's disk, each made once, by one process, under a lock."""
+"""Plans that are kept on this node's disk, each made once, by one process, under a lock.
+
+A plan decides which samples are delivered. So plans lie where this user alone can write, and where
+there is no such directory none is kept.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,18 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 
 from fsmount.errors import FormatError
+from fsmount.private import cache_directory
 from fsmount_loader.selected import Selected
 
 _log = logging.getLogger("fsmount_loader")
 
 _BYTES_MAX = 8 << 30  # of all plans
+_COUNT_MAX = 4096
 _RECENT = 3600.0  # seconds since its last use in which a plan is never removed
 _PLAN, _LOCK, _NEW = ".plan", ".lock", ".new"
-
-
-def cache_folder() -> str:
-    """Where this user's plans are: `fsmount/plans` in XDG_CACHE_HOME, or in ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(home, "fsmount", "plans")
 
 
 def cached(name: str, make: Callable[[str | None], Selected]) -> Selected:
@@ -31,23 +32,30 @@ def cached(name: str, make: Callable[[str | None], Selected]) -> Selected:
     While one process makes it, others of the node wait. Where nothing can be cached, `make` is
     given no file. Its errors pass.
     """
-    folder = cache_folder()
+    folder = cache_directory("plans")
+    if folder is None:
+        _tell_once("there is no directory that this user alone can write")
+        return make(None)
     path = os.path.join(folder, name + _PLAN)
     found = _load(path)
     if found is not None:
         return found
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        lock = os.open(os.path.join(folder, name + _LOCK), flags, 0o600)
+        lock = os.open(os.path.join(folder, name[:2] + _LOCK), flags, 0o600)
     except OSError as error:
-        _log.info("plans are not cached: %s", error)
+        _tell_once(str(error))
         return make(None)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _load(path) or _made(path, make)
     finally:
         os.close(lock)
+
+
+@cache
+def _tell_once(why: str) -> None:
+    _log.info("plans are not cached: %s", why)
 
 
 def _load(path: str) -> Selected | None:
@@ -92,9 +100,10 @@ def _remove_old(folder: str) -> None:
             for entry in os.scandir(folder)
             if entry.name.endswith(_PLAN)
         ]
-        total = sum(size for _, size, _ in plans)
+        total, count = sum(size for _, size, _ in plans), len(plans)
         for used, size, path in sorted(plans):
-            if total <= _BYTES_MAX or used > time.time() - _RECENT:
+            few = total <= _BYTES_MAX and count <= _COUNT_MAX
+            if few or used > time.time() - _RECENT:
                 break
             os.unlink(path)  # who has it mapped keeps it
-            total -= size
+            total, count = total - size, count - 1

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import zstandard
 
-from fsmount.errors import IntegrityError, PlanError
+from fsmount.errors import IntegrityError
 from fsmount.formats import sample
 from fsmount_loader.batch import View, packed_stride
+from fsmount_loader.order import Int64s
+from fsmount_loader.schemas import Schemas
 
 _TORCH = {
     "b1": torch.bool, "i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "i8": torch.int64,
@@ -59,37 +60,47 @@ class Layout:
 
     pitch: int  # bytes of a row
     start: int  # of the data in a row
-    headers: tuple[bytes, ...]  # of each schema; all have the same data
+    headers: Sequence[bytes]  # of each schema; all have the same data
     raw_size: tuple[int, ...]  # of each schema's member
     decoded: tuple[int, ...]  # bytes of each schema's member that are decompressed
     fields: tuple[FieldView, ...]
 
     @classmethod
-    def of(cls, schemas: Sequence[sample.Schema], wanted: Sequence[str] | None) -> Layout:
+    def of(cls, schemas: Schemas, wanted: Sequence[str] | None) -> Layout:
         """The layout of the first schema's data, with the fields `wanted` (None: all) by name.
 
-        Decompression ends behind the last field wanted, where that saves anything. Raises PlanError
-        listing the names for one that is not there.
+        Decompression ends behind the last field wanted, where that saves anything.
         """
-        start = max(len(schema.header) for schema in schemas)
-        shift = start - len(schemas[0].header)
-        views = {f.name: _view(f, shift) for f in sample.sorted_fields(schemas[0])}
-        for name in wanted or ():
-            if name not in views:
-                raise PlanError(f"fields: no {name!r}; there are {', '.join(views) or 'none'}")
-        fields = tuple(v for n, v in views.items() if wanted is None or n in wanted)
-        size = start + schemas[0].raw_size - len(schemas[0].header)
+        first, sizes = schemas.schema(0), schemas.headers.sizes
+        start = int(sizes.max())
+        fields = fields_of(first, wanted, start)
+        size = start + first.raw_size - len(first.header)
         end = max((view.offset + view.nbytes for view in fields), default=start)
-        saved = -(-size // _ZSTD_BLOCK) - -(-end // _ZSTD_BLOCK)
-        end = end if saved else size
+        end = int(decoded_end(np.array(size), np.array(end)))
         return cls(
             pitch=end + -end % sample.ALIGNMENT,
             start=start,
-            headers=tuple(schema.header for schema in schemas),
-            raw_size=tuple(schema.raw_size for schema in schemas),
-            decoded=tuple(end - start + len(schema.header) for schema in schemas),
+            headers=schemas.headers,
+            raw_size=tuple(schemas.raw_size.tolist()),
+            decoded=tuple((end - start + sizes).tolist()),
             fields=fields,
         )
+
+
+def fields_of(
+    schema: sample.Schema, wanted: Sequence[str] | None, start: int
+) -> tuple[FieldView, ...]:
+    """The fields `wanted` (None: all) by name, in a row where the data begins at `start`."""
+    chosen = None if wanted is None else {*wanted}
+    shift = start - len(schema.header)
+    fields = (f for f in sample.sorted_fields(schema) if chosen is None or f.name in chosen)
+    return tuple(_view(field, shift) for field in fields)
+
+
+def decoded_end(size: Int64s, end: Int64s) -> Int64s:
+    """Where decompression of `size` bytes ends if only those before `end` are wanted."""
+    saved = -(-size // _ZSTD_BLOCK) > -(-end // _ZSTD_BLOCK)
+    return np.where(saved, end, size)
 
 
 class Decoder:
@@ -151,28 +162,6 @@ class Decoder:
             raise IntegrityError("the payload does not hold the schema that the manifest says")
 
 
-def describe_difference(first: sample.Schema, other: sample.Schema, *, sizes: bool = True) -> str:
-    """What keeps samples of two schemas out of one batch; empty if nothing does.
-
-    Without `sizes` shapes may differ, if not in their number of dimensions.
-    """
-    ours, theirs = ({f.name: f for f in schema.fields} for schema in (first, other))
-    if ours.keys() != theirs.keys():
-        odd = min(ours.keys() ^ theirs.keys())
-        return f"only one of them has {odd!r}"
-    for name, field in ours.items():
-        its = theirs[name]
-        unlike = field.shape != its.shape if sizes else len(field.shape) != len(its.shape)
-        if unlike or _native(field) != _native(its):
-            one, two = (f"{_native(f)} {list(f.shape)}" for f in (field, its))
-            return f"{name!r} is {one} in one and {two} in the other"
-    return ""
-
-
 def _view(field: sample.Field, shift: int) -> FieldView:
     dtype = _TORCH[f"{field.dtype.kind}{field.dtype.itemsize}"]
     return FieldView(field.name, dtype, field.shape, field.offset + shift, field.nbytes)
-
-
-def _native(field: sample.Field) -> np.dtype[Any]:
-    return field.dtype.newbyteorder("=")

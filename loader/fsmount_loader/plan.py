@@ -16,20 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from fsmount.errors import FormatError, PlanError
-from fsmount.formats import manifest, sample
+from fsmount.formats import manifest
 from fsmount.model import Partition
 from fsmount.select import ManifestData, read_ahead, rows_of_keys, rows_where
 from fsmount_loader.cache import cached
-from fsmount_loader.decode import Layout, describe_difference
-from fsmount_loader.options import Options
+from fsmount_loader.decode import Layout
+from fsmount_loader.options import Options, no_such
 from fsmount_loader.order import Int32s, Int64s
+from fsmount_loader.reading import SchemaReading
+from fsmount_loader.schemas import Schemas, describe_difference
 from fsmount_loader.selected import Rows, Selected, bincount
 from fsmount_loader.shapes import Varied
 from fsmount_loader.values import columns_of, key_of, ranked_lengths
 from fsmount_loader.version import VersionFiles
 
 _COLUMNS = ("__shard__", "__offset__", "__size__", "__raw_size__", "__checksum__", "__schema__")
-_CACHED_FROM = 64  # partitions; a plan of fewer is made as fast as it is found
 _MOST_ZSTD_SAVES = 15  # bits: four bytes of a frame hold at most 128 KiB
 _MOST_ZSTD_ADDS = 2  # bits: a block of one byte takes four
 _FRAME_MAX = 32  # bytes of a frame beside its blocks
@@ -69,13 +70,11 @@ def make_plan(files: VersionFiles, options: Options, *, alike: bool = True) -> P
     name = _cache_name(files, options)
     make = partial(_select_rows, files, options)
     selected = make(None) if name is None else cached(name, make)
-    schemas = [sample.read_schema(header) for header in selected.headers]
     if alike:
-        _check_schemas(files, selected, schemas, options)
-        layout, varied = _layout(schemas, options)
+        layout, varied = _layout(files, selected, options)
         _check_names(layout, varied, options)
     else:
-        layout, varied = Layout.of(schemas, ()), None
+        layout, varied = Layout.of(selected.schemas, ()), None
     names = [*(["__key__"] if options.keys else []), *options.columns]
     by = options.bucket_by
     return Plan(
@@ -90,12 +89,10 @@ def make_plan(files: VersionFiles, options: Options, *, alike: bool = True) -> P
 
 
 def _cache_name(files: VersionFiles, options: Options) -> str | None:
-    """What the selected rows depend on, hashed; None where they are not worth keeping."""
+    """What the selected rows depend on, hashed; None where they can't be told apart."""
     params = options.params
     values = list(params.values() if isinstance(params, dict) else params or ())
-    if files.document.totals.partitions < _CACHED_FROM or not all(
-        type(value) in _PLAIN for value in values
-    ):
+    if not all(type(value) in _PLAIN for value in values):
         return None
     names = list(params) if isinstance(params, dict) else None
     keyset = None if options.keyset is None else files.keyset_digest(options.keyset)
@@ -134,7 +131,7 @@ def _select_rows(files: VersionFiles, options: Options, file: str | None) -> Sel
     first_shards = np.cumsum([0, *shard_counts]).tolist()
     rows = Rows.empty(sum(part.samples for part in partitions), file)
     counts = np.zeros(len(partitions), np.int64)
-    schemas = _Schemas()
+    schemas = SchemaReading()
     start = 0
     for place, found in _found(files, options):
         part = slice(start, start + len(found.number))
@@ -142,7 +139,7 @@ def _select_rows(files: VersionFiles, options: Options, file: str | None) -> Sel
         rows.shard[part] += first_shards[place]
         rows.offset[part], rows.size[part] = found.offset, found.size
         rows.checksum[part], rows.number[part] = found.checksum, found.number
-        rows.schema[part] = schemas.places(found)
+        rows.schema[part] = _schema_places(schemas, found)
         counts[place] = len(found.number)
         start = part.stop
     if not start:
@@ -157,7 +154,7 @@ def _select_rows(files: VersionFiles, options: Options, file: str | None) -> Sel
         ),
         shard_partition=np.repeat(np.arange(len(partitions), dtype=np.int32), shard_counts),
         rows_per_shard=bincount(rows.shard, first_shards[-1]),
-        headers=tuple(schemas.headers),
+        schemas=schemas.schemas(),
         digest=selection_digest(zip(partitions, numbers, strict=True)),
     )
 
@@ -220,59 +217,51 @@ def _rows_of(found: manifest.Manifest, partition: Partition, rows: Int64s) -> _F
     return _Found(partition.id, shard, offset, size, raw_size, checksum, schema, rows, headers)
 
 
-class _Schemas:
-    """The distinct schemas met so far; equal headers are one."""
-
-    def __init__(self) -> None:
-        self.headers: list[bytes] = []
-        self._sizes: list[int] = []
-        self._place: dict[bytes, int] = {}
-
-    def places(self, found: _Found) -> npt.NDArray[np.int32]:
-        """The place of each row's schema; FormatError if a row's size is not its schema's."""
-        local = np.zeros(1, np.int32) if len(found.headers) == 1 else np.unique(found.schema)
-        places = np.zeros(len(found.headers), np.int32)
-        try:
-            places[local] = [self._place_of(found.headers[schema]) for schema in local.tolist()]
-        except FormatError as error:
-            raise FormatError(f"manifest of partition {found.partition!r}: {error}") from error
-        schema = places[found.schema]
-        sizes = np.array(self._sizes, np.int64)[schema]
-        if np.any((found.raw_size != sizes) | (sizes >> _MOST_ZSTD_SAVES > found.size)):
-            raise FormatError(f"manifest of partition {found.partition!r}: a wrong raw size")
-        if np.any(found.size >> _MOST_ZSTD_ADDS > sizes + _FRAME_MAX):
-            raise FormatError(f"manifest of partition {found.partition!r}: a wrong size")
-        return schema
-
-    def _place_of(self, header: bytes) -> int:
-        if header not in self._place:
-            size = sample.read_schema(header).raw_size
-            self._sizes.append(-1 if size >> 63 else size)  # -1: no manifest can say that
-            self._place[header] = len(self.headers)
-            self.headers.append(header)
-        return self._place[header]
+def _schema_places(reading: SchemaReading, found: _Found) -> npt.NDArray[np.int32]:
+    """The place of each row's schema; FormatError if a row's size is not its schema's."""
+    of = f"manifest of partition {found.partition!r}"
+    local = np.zeros(1, np.int32) if len(found.headers) == 1 else np.unique(found.schema)
+    try:
+        met = reading.places(found.headers[schema] for schema in local.tolist())
+    except FormatError as error:
+        raise FormatError(f"{of}: {error}") from error
+    places = np.zeros(len(found.headers), np.int32)
+    places[local] = met
+    raw_size = np.zeros(len(found.headers), np.int64)
+    raw_size[local] = reading.raw_sizes(met)
+    sizes = raw_size[found.schema]
+    if np.any((found.raw_size != sizes) | (sizes >> _MOST_ZSTD_SAVES > found.size)):
+        raise FormatError(f"{of}: a wrong raw size")
+    if np.any(found.size >> _MOST_ZSTD_ADDS > sizes + _FRAME_MAX):
+        raise FormatError(f"{of}: a wrong size")
+    return places[found.schema]
 
 
-def _check_schemas(
-    files: VersionFiles, selected: Selected, schemas: Sequence[sample.Schema], options: Options
-) -> None:
-    """PlanError naming two samples if `options.shapes` doesn't let them be in one batch."""
-    strict = options.shapes == "error"
-    for place, schema in enumerate(schemas):
-        difference = describe_difference(schemas[0], schema, sizes=strict)
-        if difference:
-            rows = (int(np.argmax(selected.rows.schema == n)) for n in (0, place))
-            first, other = (key_of(files, selected, row) for row in rows)
-            if strict and not describe_difference(schemas[0], schema, sizes=False):
-                difference += "; shapes='pad' and shapes='list' allow for that"
-            raise PlanError(f"samples {first!r} and {other!r} can't be in one batch: {difference}")
+def _layout(
+    files: VersionFiles, selected: Selected, options: Options
+) -> tuple[Layout, Varied | None]:
+    """How to decode the samples; PlanError naming two that can't be in one batch."""
+    schemas, wanted, strict = selected.schemas, options.fields, options.shapes == "error"
+    _check_fields(schemas, wanted)
+    odd = schemas.first_unlike(wanted, sizes=strict)
+    if odd is not None:
+        ours, theirs = schemas.schema(0), schemas.schema(odd)
+        difference = describe_difference(ours, theirs, sizes=strict, wanted=wanted)
+        if not describe_difference(ours, theirs, sizes=False, wanted=wanted):
+            difference += "; shapes='pad' and shapes='list' allow for that"
+        rows = (int(np.argmax(selected.rows.schema == n)) for n in (0, odd))
+        first, other = (key_of(files, selected, row) for row in rows)
+        raise PlanError(f"samples {first!r} and {other!r} can't be in one batch: {difference}")
+    if schemas.first_unlike(None) is None:
+        return Layout.of(schemas, wanted), None
+    return Varied.of(schemas, wanted, "list" if options.shapes == "list" else "pad")
 
 
-def _layout(schemas: Sequence[sample.Schema], options: Options) -> tuple[Layout, Varied | None]:
-    same = not any(describe_difference(schemas[0], schema) for schema in schemas)
-    if options.shapes == "error" or same:
-        return Layout.of(schemas, options.fields), None
-    return Varied.of(schemas, options.fields, options.shapes)
+def _check_fields(schemas: Schemas, wanted: Sequence[str] | None) -> None:
+    known = {field.name for kind in schemas.kinds() for field in kind.fields}
+    for name in wanted or ():
+        if name not in known:
+            raise PlanError(f"fields: {no_such(name, known)}")
 
 
 def _check_names(layout: Layout, varied: Varied | None, options: Options) -> None:

@@ -1,7 +1,8 @@
 """The selected rows of a version as arrays, and the file that processes of one node map them from.
 
-The file: each column of `Rows` from a multiple of 64 bytes on, the rest of `Selected` as JSON, and
-24 bytes: the JSON's size, XXH3-64 of everything before, and a magic number; little-endian.
+The file: each column of `Rows`, and each array of `Schemas`, from a multiple of 64 bytes on, the
+rest of `Selected` as JSON, and 24 bytes: the JSON's size, XXH3-64 of everything before, and a magic
+number; little-endian.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import xxhash
 
 from fsmount.errors import FormatError, LoadError
 from fsmount_loader.order import Int64s
+from fsmount_loader.schemas import Schemas
 
-_MAGIC = b"fsmplan1"
+_MAGIC = b"fsmplan2"
 _TAIL = 24
 _ALIGNMENT = 64
 _READ_AT_ONCE = 1 << 20
@@ -29,6 +31,7 @@ _COLUMNS: dict[str, np.dtype[Any]] = {
     "shard": np.dtype("<i4"), "offset": np.dtype("<i8"), "size": np.dtype("<i8"),
     "checksum": np.dtype("<u8"), "schema": np.dtype("<i4"), "number": np.dtype("<i8"),
 }  # fmt: skip
+_SCHEMA_TYPES = ("|u1", "<i8", "<i8", "<i4", "<i8", "<i8")  # of the arrays of Schemas
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class Selected:
     shards: tuple[str, ...]  # paths, from the version's root
     shard_partition: npt.NDArray[np.int32]  # place of each shard's partition in the version
     rows_per_shard: Int64s
-    headers: tuple[bytes, ...]  # of the schemas that rows point at
+    schemas: Schemas  # that rows point at
     digest: str  # names the rows by their content
 
     def seal(self) -> None:
@@ -107,12 +110,15 @@ class Selected:
             "shards": self.shards,
             "shard_partition": self.shard_partition.tolist(),
             "rows_per_shard": self.rows_per_shard.tolist(),
-            "headers": [header.decode("latin-1") for header in self.headers],
+            "schemas": [len(array) for array in self.schemas.arrays()],
             "digest": self.digest,
         }
         index = json.dumps(about).encode()
         with open(self.rows.file, "rb+") as file:
-            file.seek(0, os.SEEK_END)
+            file.seek(_places(len(self.rows))[-1])
+            for array, kind in zip(self.schemas.arrays(), _SCHEMA_TYPES, strict=True):
+                data = array.astype(kind, copy=False).tobytes()
+                file.write(data + bytes(-len(data) % _ALIGNMENT))
             file.write(index + len(index).to_bytes(8, "little"))
             size = file.tell()
             file.seek(0)
@@ -138,7 +144,7 @@ class Selected:
             shards=tuple(about["shards"]),
             shard_partition=np.array(about["shard_partition"], np.int32),
             rows_per_shard=np.array(about["rows_per_shard"], np.int64),
-            headers=tuple(header.encode("latin-1") for header in about["headers"]),
+            schemas=_schemas_in(memory, _places(about["rows"])[-1], about["schemas"]),
             digest=about["digest"],
         )
 
@@ -170,6 +176,15 @@ def _places(count: int) -> Sequence[int]:
         size = count * dtype.itemsize
         places.append(places[-1] + size + -size % _ALIGNMENT)
     return places
+
+
+def _schemas_in(memory: mmap.mmap, start: int, lengths: Sequence[int]) -> Schemas:
+    arrays = []
+    for kind, length in zip(_SCHEMA_TYPES, lengths, strict=True):
+        array = np.frombuffer(memory, kind, length, start)
+        arrays.append(array)
+        start += array.nbytes + -array.nbytes % _ALIGNMENT
+    return Schemas.of_arrays(arrays)
 
 
 def _checksum(file: int, size: int) -> int:

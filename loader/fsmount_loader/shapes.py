@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from fsmount.formats import sample
-from fsmount_loader.decode import Layout
+from fsmount_loader.decode import FieldView, Layout, decoded_end, fields_of
 from fsmount_loader.order import Int64s
+from fsmount_loader.schemas import Kind, Schemas
 
 _RAW = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
@@ -52,26 +53,31 @@ class Varied:
     @classmethod
     def of(
         cls,
-        schemas: Sequence[sample.Schema],
+        schemas: Schemas,
         wanted: Sequence[str] | None,
         mode: Literal["pad", "list"],
     ) -> tuple[Layout, Varied]:
-        """How to decode members of `schemas`, which differ in nothing but sizes, and their fields.
+        """How to decode members of `schemas`, and the fields `wanted` (None: all) of them.
 
-        The layout's fields are the first schema's. Raises PlanError as `Layout.of`.
+        Those differ in nothing but sizes; whatever else is in a member does not matter. The
+        layout's fields are the first schema's.
         """
-        each = [Layout.of([schema], wanted) for schema in schemas]
-        start = max(layout.start for layout in each)
-        joined = replace(
-            each[0],
+        first, headers = schemas.schema(0), schemas.headers.sizes
+        views = fields_of(first, wanted, len(first.header))
+        fields = [_Collected.empty(view, len(schemas)) for view in views]
+        decoded = np.zeros(len(schemas), np.int64)
+        for kind in schemas.kinds():
+            decoded[kind.places] = _collect(kind, {field.name: field for field in fields})
+        start = int(headers.max())
+        joined = Layout(
+            pitch=start + int((decoded + -decoded % sample.ALIGNMENT - headers).max()),
             start=start,
-            pitch=start + max(layout.pitch - layout.start for layout in each),
-            headers=tuple(schema.header for schema in schemas),
-            raw_size=tuple(schema.raw_size for schema in schemas),
-            decoded=tuple(layout.decoded[0] for layout in each),
+            headers=schemas.headers,
+            raw_size=tuple(schemas.raw_size.tolist()),
+            decoded=tuple(decoded.tolist()),
+            fields=views,
         )
-        fields = tuple(_field(each, place) for place in range(len(each[0].fields)))
-        return joined, cls(mode, fields)
+        return joined, cls(mode, tuple(field.whole() for field in fields))
 
     @property
     def sized(self) -> dict[str, VariedField]:
@@ -96,15 +102,42 @@ def nbytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
     return dtype.itemsize * prod(shape)
 
 
-def _field(each: Sequence[Layout], place: int) -> VariedField:
-    views = [layout.fields[place] for layout in each]
-    shapes = np.array([view.shape for view in views], np.int64)
-    shapes = shapes.reshape(len(each), len(views[0].shape))
-    starts = [view.offset - layout.start for view, layout in zip(views, each, strict=True)]
-    return VariedField(
-        name=views[0].name,
-        dtype=views[0].dtype,
-        varies=bool((shapes != shapes[0]).any()),
-        shapes=shapes,
-        starts=np.array(starts, np.int64),
-    )
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """A field of all schemas, filled in kind by kind."""
+
+    view: FieldView
+    shapes: Int64s
+    starts: Int64s
+
+    @classmethod
+    def empty(cls, view: FieldView, schemas: int) -> _Collected:
+        shapes = np.zeros((schemas, len(view.shape)), np.int64)
+        return cls(view, shapes, np.zeros(schemas, np.int64))
+
+    @property
+    def name(self) -> str:
+        return self.view.name
+
+    def whole(self) -> VariedField:
+        return VariedField(
+            name=self.name,
+            dtype=self.view.dtype,
+            varies=bool((self.shapes != self.shapes[0]).any()),
+            shapes=self.shapes,
+            starts=self.starts,
+        )
+
+
+def _collect(kind: Kind, fields: Mapping[str, _Collected]) -> Int64s:
+    """Fill in the fields of the schemas of a kind; returns how much of a member is decompressed."""
+    ends = kind.ends()
+    data = ends[:, -1] if kind.fields else np.zeros(len(kind.places), np.int64)
+    needed = np.zeros(len(kind.places), np.int64)
+    for place, (field, shapes) in enumerate(kind.shapes()):
+        if field.name in fields:
+            wanted = fields[field.name]
+            wanted.shapes[kind.places] = shapes
+            wanted.starts[kind.places] = ends[:, place - 1] if place else 0
+            needed = np.maximum(needed, ends[:, place])
+    return decoded_end(kind.header_size + data, kind.header_size + needed)

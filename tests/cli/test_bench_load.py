@@ -49,6 +49,23 @@ def test_each_contestant_runs_and_the_result_is_kept(version: Path, tmp_path: Pa
     assert "ours-0 / npz-0" in result["ratios"]
 
 
+def test_samples_that_differ_in_shape(tmp_path: Path) -> None:
+    samples = numbered(12)
+    samples[5].arrays["x"].resize(5, refcheck=False)
+    version = build(tmp_path / "v", {"a": [samples]})
+    options = ["--batch-size", 4, "--samples", 12, "--rounds", 1]
+    for more in (
+        ["--shapes", "pad", "--only", "webdataset-0", "--only", "limit-1"],
+        ["--shapes", "list", "--fields", "x,label"],
+        ["--fields", "label"],
+    ):
+        done = bench(version, *options, *more, "--only", "ours-0", "--json")
+        assert done.returncode == 0, done.stderr
+        assert min(json.loads(done.stdout)["medians"]["ours-0"].values()) > 0
+    done = bench(version, *options, "--fields", "lable", "--only", "ours-0")
+    assert "fields: no 'lable' (did you mean label?)" in done.stderr
+
+
 def test_a_contestant_that_fails_is_an_error(tmp_path: Path) -> None:
     done = bench(tmp_path, "--only", "ours-0")
     assert done.returncode == 1

@@ -14,7 +14,9 @@ from small_versions import Sample, build
 from fsmount.errors import IntegrityError, LoadError, PlanError
 from fsmount.formats import sample
 from fsmount_loader import Batch, ShardDataset
-from fsmount_loader.decode import Decoder, Layout, describe_difference
+from fsmount_loader.decode import Decoder, Layout
+from fsmount_loader.reading import read_schemas
+from fsmount_loader.schemas import Schemas, describe_difference
 
 DTYPES = "? i1 u1 i2 u2 i4 u4 i8 u8 f2 f4 f8 c8 c16 >i2 >i4 >u8 >f4 >f8 >c16 M8[s] m8[ms] >M8[D]"
 SHAPES: list[tuple[int, ...]] = [(), (1,), (3,), (2, 3), (0,), (2, 0, 3), (3, 1, 2)]
@@ -99,6 +101,10 @@ def test_schemas_that_can_t_be_one_batch(
         load(tmp_path, [one, other])
 
 
+def schemas_of(*members: bytes) -> Schemas:
+    return read_schemas(sample.read_schema(member).header for member in members)
+
+
 def test_byte_order_is_no_difference() -> None:
     one, other = ({"x": np.zeros(3, dtype)} for dtype in (">f4", "<f4"))
     schemas = [sample.read_schema(sample.encode(value)) for value in (one, other)]
@@ -107,7 +113,7 @@ def test_byte_order_is_no_difference() -> None:
 
 def test_a_payload_that_is_not_the_member_it_should_be() -> None:
     member = sample.encode({"x": np.zeros(3)})
-    layout = Layout.of([sample.read_schema(member)], None)
+    layout = Layout.of(schemas_of(member), None)
     decoder = Decoder(layout)
     row = memoryview(bytearray(layout.pitch))
     decoder.into(row, memoryview(sample.compress(member, 3)), 0)
@@ -133,7 +139,7 @@ def test_a_group_is_decoded_into_the_rows_of_its_places() -> None:
     """Of several schemas, with a sample that is there twice, and with one that can't be read."""
     members = [sample.encode({"x": np.asfortranarray(x)}) for x in np.eye(9).reshape(3, 3, 9)]
     members[1] = sample.encode({"x": np.eye(9)[3:6]})
-    layout = Layout.of([sample.read_schema(member) for member in members[:2]], None)
+    layout = Layout.of(schemas_of(*members[:2]), None)
     payloads = [memoryview(bytearray(sample.compress(member, 3))) for member in members]
     group: list[tuple[int, object]] = [
         (3, payloads[2]), (0, payloads[0]), (1, payloads[1]), (2, payloads[0])
@@ -156,11 +162,11 @@ def test_decompression_stops_behind_the_last_field_wanted(contiguous: bool, tmp_
         {"a": random.random(20_000), "b": random.random(120_000).astype("f4"), "c": np.array([n])}
         for n in range(3)
     ]
-    schema = sample.read_schema(sample.encode(samples[0]))
-    whole, first = Layout.of([schema], None), Layout.of([schema], ["a"])
+    schema = schemas_of(sample.encode(samples[0]))
+    whole, first = Layout.of(schema, None), Layout.of(schema, ["a"])
     assert whole.decoded == whole.raw_size
-    assert first.decoded[0] == 160_000 + len(schema.header) < first.raw_size[0]
-    assert Layout.of([schema], ["b"]) == dataclasses.replace(whole, fields=whole.fields[1:2])
+    assert first.decoded[0] == 160_000 + len(schema.headers[0]) < first.raw_size[0]
+    assert Layout.of(schema, ["b"]) == dataclasses.replace(whole, fields=whole.fields[1:2])
     payload = sample.compress(sample.encode(samples[0]), 3)
     row = memoryview(bytearray(first.pitch))
     Decoder(first).into(row, memoryview(payload[:-200_000]), 0)  # what is behind is not looked at
@@ -172,7 +178,7 @@ def test_decompression_stops_behind_the_last_field_wanted(contiguous: bool, tmp_
 
 def test_a_payloads_own_checksum_is_passed_over_whenever_it_is_decoded() -> None:
     member = sample.encode({"x": np.arange(100.0)})
-    layout = Layout.of([sample.read_schema(member)], None)
+    layout = Layout.of(schemas_of(member), None)
     payload = bytearray(sample.compress(member, 3))
     payload[-1] ^= 1  # of zstd's checksum; the loader has checked the payload's already
     before, row = bytes(payload), memoryview(bytearray(layout.pitch))
@@ -186,8 +192,7 @@ def test_a_payloads_own_checksum_is_passed_over_whenever_it_is_decoded() -> None
 
 def test_alignment_lets_every_field_be_a_view() -> None:
     """The widest fields come first in a member, and its header ends at a multiple of 64."""
-    schema = sample.read_schema(sample.encode(arrays(0)))
-    layout = Layout.of([schema], None)
+    layout = Layout.of(schemas_of(sample.encode(arrays(0))), None)
     assert layout.pitch % 64 == 0
     for field in layout.fields:
         assert field.dtype.is_complex or field.offset % field.dtype.itemsize == 0

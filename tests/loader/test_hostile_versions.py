@@ -12,7 +12,6 @@ from hostile import at, change_document, change_manifest, change_table, everywhe
 from small_versions import build, numbered
 from test_dataset import all_numbers
 
-import fsmount_loader.plan
 from fsmount.errors import FormatError, FsmountError, IntegrityError, LoadError, PlanError
 from fsmount.formats import sample
 from fsmount_loader import ShardDataset
@@ -154,9 +153,8 @@ def test_more_rows_than_there_can_be(
     in_a_file: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-    if in_a_file:
-        monkeypatch.setattr(fsmount_loader.plan, "_CACHED_FROM", 0)
+    cache = "cache" if in_a_file else "VERSION.json/is/no/directory"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / cache))
     shard = {"digest": "0" * 64, "size": 1024, "samples": samples}
     change_table(root, "a", {"samples": samples, "shards": [shard]})
     with pytest.raises(FsmountError, match=r"a plan of \d+ rows takes \d+ bytes"):

@@ -1,4 +1,4 @@
-"""Large plans: made once on a node, mapped by everyone, and never trusted when damaged."""
+"""Plans: made once on a node, mapped by everyone, and never trusted when damaged or foreign."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_versions import add_keyset, build, numbered
+from small_versions import Sample, add_keyset, build, numbered
 from test_dataset import all_numbers
 
 import fsmount_loader.plan
 from fsmount.errors import LoadError, PlanError
 from fsmount_loader import ShardDataset, ShardLoader
-from fsmount_loader.cache import cache_folder
 from fsmount_loader.options import Options
 from fsmount_loader.plan import Plan, make_plan
 from fsmount_loader.selected import Rows, Selected
@@ -26,11 +25,9 @@ from fsmount_loader.version import VersionFiles
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of our own, used for small versions too."""
+    """A cache of our own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(fsmount_loader.plan, "_CACHED_FROM", 0)
-    folder = Path(cache_folder())
-    assert folder == tmp_path / "cache" / "fsmount" / "plans"
+    folder = tmp_path / "cache" / "fsmount" / "plans"
     yield folder
     assert not list(folder.glob("*.new"))
 
@@ -47,7 +44,8 @@ def same(one: Selected, other: Selected) -> bool:
     columns = ("shard", "offset", "size", "checksum", "schema", "number")
     return (
         all(np.array_equal(getattr(one.rows, n), getattr(other.rows, n)) for n in columns)
-        and (one.shards, one.headers, one.digest) == (other.shards, other.headers, other.digest)
+        and (one.shards, one.digest) == (other.shards, other.digest)
+        and all(map(np.array_equal, one.schemas.arrays(), other.schemas.arrays()))
         and np.array_equal(one.shard_partition, other.shard_partition)
         and np.array_equal(one.rows_per_shard, other.rows_per_shard)
     )
@@ -213,8 +211,59 @@ def test_the_longest_unused_plans_go_first(
     assert len(list(cache.glob("*.plan"))) == 2
 
 
-def test_a_plan_that_was_removed_stays_readable(small: Path) -> None:
+def test_a_plan_that_was_removed_stays_readable(small: Path, cache: Path) -> None:
     data = ShardDataset(small, batch_size=6)
-    for file in Path(cache_folder()).glob("*.plan"):
+    for file in cache.glob("*.plan"):
         file.unlink()
     assert len(all_numbers(data)) == 18
+
+
+@pytest.mark.parametrize("shared", ["the cache", "the folder above it"])
+def test_a_plan_is_not_believed_where_others_may_write(
+    small: Path, tmp_path: Path, cache: Path, shared: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that another user planted delivers that user's samples."""
+    planted = plan(small, where="n = 3")
+    (file,) = cache.glob("*.plan")
+    whole = plan(small)
+    assert whole.rows.file is not None
+    os.replace(file, whole.rows.file)
+    assert len(plan(small).rows) == len(planted.rows) == 1
+    folder = {"the cache": cache, "the folder above it": tmp_path / "cache"}[shared]
+    folder.chmod(0o777)
+    with caplog.at_level("INFO", "fsmount_loader"):
+        for _ in range(2):
+            found = plan(small)
+            assert len(found.rows) == 18
+            assert found.rows.file is None
+    assert caplog.text.count("plans are not cached") <= 1
+
+
+def test_no_more_plans_than_a_folder_should_have(
+    small: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsmount_loader.cache._COUNT_MAX", 3)
+    for number in range(5):
+        file = plan(small, where=f"n > {number}").rows.file
+        assert file is not None
+        os.utime(file, (1000 + number, 1000 + number))
+    assert len(list(cache.glob("*.plan"))) == 3
+
+
+def test_samples_of_many_shapes_are_planned_from_the_cache(tmp_path: Path, cache: Path) -> None:
+    shapes = [(n % 5, n % 3) for n in range(40)]
+    samples = [
+        Sample(f"{n:02d}", {"x": np.full(s, n, "f4"), "y": np.array(n)})
+        for n, s in enumerate(shapes)
+    ]
+    root = build(tmp_path / "v", {"a": [samples[:20]], "b": [samples[20:]]})
+    for _ in range(2):
+        data = ShardDataset(root, batch_size=40, shuffle=False, shapes="list")
+        (batch,) = data
+        assert [tuple(x.shape) for x in batch["x"]] == shapes
+        assert batch["y"].tolist() == list(range(40))
+    (file,) = cache.glob("*.plan")
+    made, found = plan(root, shapes="pad"), plan(root, shapes="pad")
+    assert found.rows.file == str(file)
+    assert made.varied is not None
+    assert found.layout == made.layout

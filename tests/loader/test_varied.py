@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,8 @@ def test_a_batch_moves_and_is_copied_as_one_block(version: Path, shapes: Any) ->
     batch = next(iter(ShardDataset(version, batch_size=5, shapes=shapes, max_pad_fraction=1)))
     for other in (
         copy.copy(batch),
-        pickle.loads(pickle.dumps(batch)),  # noqa: S301 - our own
+        copy.deepcopy(batch),
+        pickle.loads(ForkingPickler.dumps(batch)),  # noqa: S301 - our own
         batch.to("cpu"),
     ):
         assert type(other) is Batch

@@ -20,7 +20,7 @@ from safetensors.torch import load as load_tensors
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fsmount_loader import ShardDataset, ShardLoader
-from fsmount_loader.options import Options
+from fsmount_loader.options import Options, Shapes
 from fsmount_loader.plan import make_plan
 from fsmount_loader.version import VersionFiles
 
@@ -38,6 +38,9 @@ class Contest:
         self._files: str | None = settings["npz"]
         self._batch_size: int = settings["batch_size"]
         self._samples: int = settings["samples"]
+        self._shapes: Shapes = settings["shapes"]
+        self._fields: list[str] | None = settings["fields"]
+        self._collate = default_collate if self._shapes == "error" else _listed
         self._payloads: list[bytearray] = []
         self._raw_size = 0
 
@@ -78,7 +81,13 @@ class Contest:
 
     def _dataset(self) -> ShardDataset:
         return ShardDataset(
-            self._version, batch_size=self._batch_size, rank=0, world_size=1, max_pad_fraction=1
+            self._version,
+            batch_size=self._batch_size,
+            rank=0,
+            world_size=1,
+            max_pad_fraction=1,
+            shapes=self._shapes,
+            fields=self._fields,
         )
 
     def _ours(self, workers: int) -> Batches:
@@ -94,19 +103,21 @@ class Contest:
         pattern = os.path.join(glob.escape(self._version), "shards/**/*.tar")
         shards = sorted(glob.glob(pattern, recursive=True))
         read = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
-        batches = read.map(_decoded_member).batched(self._batch_size, collation_fn=default_collate)
+        batches = read.map(_decoded_member).batched(self._batch_size, collation_fn=self._collate)
         return DataLoader(batches, batch_size=None, num_workers=workers)
 
     def _npz(self, workers: int) -> Batches:
         pattern = os.path.join(glob.escape(str(self._files)), "**/*.npz")
         data = _Npz(sorted(glob.glob(pattern, recursive=True)))
-        return DataLoader(data, self._batch_size, shuffle=True, num_workers=workers)
+        return DataLoader(
+            data, self._batch_size, shuffle=True, num_workers=workers, collate_fn=self._collate
+        )
 
     def _read_payloads(self, *, checked: bool) -> None:
         """Read payloads in the epoch's order, with zstd's own checksum or without."""
         if self._payloads:
             return
-        plan = make_plan(VersionFiles.open(self._version), Options(batch_size=1))
+        plan = make_plan(VersionFiles.open(self._version), Options(batch_size=1), alike=False)
         chosen = np.random.default_rng(0).permutation(len(plan.rows))[:_PAYLOADS_MAX]
         for row in chosen.tolist():
             with open(plan.shards[plan.rows.shard[row]], "rb") as file:
@@ -147,6 +158,11 @@ class _Npz(Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
         with np.load(self._files[place]) as arrays:
             return {name: torch.as_tensor(arrays[name]) for name in arrays.files}
+
+
+def _listed(samples: list[Any]) -> list[Any]:
+    """A batch of samples that differ in shape."""
+    return samples
 
 
 def _decoded_member(sample: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -52,6 +52,18 @@ Run = Mapping[str, float]
 )
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option(
+    "--shapes",
+    type=click.Choice(["error", "pad", "list"]),
+    default="error",
+    show_default=True,
+    help="What ours and dataloader make of samples that differ in shape.",
+)
+@click.option(
+    "--fields",
+    metavar="NAME,NAME",
+    help="Arrays that ours and dataloader deliver.  [default: all]",
+)
+@click.option(
     "--only",
     multiple=True,
     type=click.Choice(CONTESTANTS),
@@ -67,6 +79,8 @@ def load(
     batch_size: int,
     samples: int,
     rounds: int,
+    shapes: str,
+    fields: str | None,
     only: Sequence[str],
     as_json: bool,
     output: str | None,
@@ -78,7 +92,8 @@ def load(
     The number behind a name is its worker processes. ours is ShardLoader, dataloader is torch's
     over the same dataset, webdataset reads and decodes the same shards, npz is torch's DataLoader
     over files. limit is zstd alone, in 1 or 2 threads, decompressing each payload into one buffer;
-    stored is that with the check of zstd's own checksum, which the loader passes over.
+    stored is that with the check of zstd's own checksum, which the loader passes over. With
+    --shapes pad or list, webdataset and npz make lists of samples.
 
     CPU is of all processes together, user and system. FIRST is the time from nothing but imports
     to the first batch. RSS is the largest process's peak. Needs fsmount[train].
@@ -88,6 +103,8 @@ def load(
         "npz": None if npz is None else os.path.abspath(npz),
         "batch_size": batch_size,
         "samples": samples,
+        "shapes": shapes,
+        "fields": None if fields is None else [name for name in fields.split(",") if name],
     }
     names = [name for name in only or CONTESTANTS if npz is not None or not name.startswith("npz")]
     if any(name.startswith("webdataset") for name in names) and find_spec("webdataset") is None:
