@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,10 +71,22 @@ class Assembler:
         batch = parts.together()
         valid = batch["__valid__"]
         seed, epoch = self._options.seed, self._epoch
-        generators = Generators(seed, epoch, planned.positions)
-        changed = Batch(returned(transform(batch, generators)))
+        name_of = partial(self._name_of, planned.rows)
+        generators = Generators(seed, epoch, planned.positions, name_of)
+        try:
+            changed = Batch(returned(transform(batch, generators)))
+        except Exception as error:
+            if not hasattr(error, "__notes__"):  # none of a sample
+                last = name_of(len(planned.rows) - 1)
+                error.add_note(f"in the transform of the batch from {name_of(0)} to {last}")
+            raise
         changed.setdefault("__valid__", valid)
         return Parts.of(changed)
+
+    def _name_of(self, rows: Int64s, place: int) -> str:
+        """The sample at `place` of the selected `rows`, for a message."""
+        key, partition = self._plan.key(int(rows[place])), self._plan.partition(int(rows[place]))
+        return f"sample {key!r} of partition {partition!r}"
 
     def _parts(self, planned: Planned) -> Parts:
         shape = self._shape

@@ -45,7 +45,7 @@ from fsmount_loader.ranks import Placement, agree, check_alone, find_placement
 from fsmount_loader.signals import begin_torch_worker
 from fsmount_loader.state import Identity, State
 from fsmount_loader.values import lengths_digest
-from fsmount_loader.version import VersionFiles
+from fsmount_loader.version import VersionFiles, VersionName
 
 T = TypeVar("T")
 
@@ -143,6 +143,7 @@ class ShardDataset(IterableDataset[Batch]):
                 agree(placement, {"error": str(error)}, patience)
             raise
         self._plan = plan
+        self._version = plan.files.name()
         self._options = options
         self._division = division
         self._order = _order(plan, options)
@@ -151,6 +152,24 @@ class ShardDataset(IterableDataset[Batch]):
         self._skipped = Skipped(options.max_skipped)
         self._assumed = placement.assumed
         agree(placement, _shared(self._identity, division, options), patience)
+
+    @property
+    def version(self) -> VersionName:
+        """Which version it reads; states have it too, for people: what counts is the selection."""
+        return self._version
+
+    def __repr__(self) -> str:
+        options, division = self._options, self._division
+        told = [f"{type(self).__name__}({self._plan.files.root!r}: {self._version}"]
+        told += [f"{len(self._plan.rows):,} samples"]
+        told += [
+            f"{name}={value!r}"
+            for name in ("where", "keyset", "fields")
+            if (value := getattr(options, name)) is not None
+        ]
+        told += [f"batch {division.rank_batch} of rank {division.rank} of {division.world_size}"]
+        told += [f"{'shuffled' if options.shuffled else 'in order'}, seed {options.seed}"]
+        return f"{', '.join(told)})"
 
     @property
     def skipped(self) -> int:
@@ -203,7 +222,8 @@ class ShardDataset(IterableDataset[Batch]):
 
     def state_at(self, epoch: int, position: int) -> dict[str, Any]:
         """The state at a position of an epoch."""
-        return State(self._identity, epoch, position).to_dict()
+        state = State(self._identity, epoch, position).to_dict()
+        return {**state, "version": asdict(self.version)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where `state` was taken; a finished epoch is followed by the

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
@@ -24,7 +23,6 @@ Shapes = Literal["error", "pad", "list"]
 Transform = Callable[[Any, Any], Mapping[str, Any]]
 
 DEFAULT_SEEK_THRESHOLD = 128 << 10
-_SHOWN_MAX = 50  # names in a message
 _LEVELS_MAX = 64  # of lists and dicts in a parameter
 
 
@@ -189,15 +187,6 @@ def _deep(value: object, levels: int) -> bool:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.integer | np.floating | np.bool_) else value
-
-
-def no_such(name: str, known: Collection[str]) -> str:
-    """That there is no `name`, for a message: the nearest ones, and some of all that there are."""
-    shown = [repr(one) if not one.isprintable() else one for one in sorted(known)]
-    near = difflib.get_close_matches(name, shown, 3)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    more = f" and {len(shown) - _SHOWN_MAX} more" if len(shown) > _SHOWN_MAX else ""
-    return f"no {name!r}{hint}; there are {', '.join(shown[:_SHOWN_MAX]) or 'none'}{more}"
 
 
 def names(option: str, value: Sequence[str]) -> tuple[str, ...]:

@@ -18,20 +18,27 @@ import numpy.typing as npt
 from fsmount.errors import FormatError, PlanError
 from fsmount.formats import manifest
 from fsmount.model import Partition
-from fsmount.select import ManifestData, read_ahead, rows_of_keys, rows_where
+from fsmount.paths import partition_of
+from fsmount.select import ManifestData, no_such, read_ahead, rows_of_keys, rows_where
 from fsmount_loader.cache import cached
 from fsmount_loader.decode import Layout
-from fsmount_loader.options import Options, no_such
+from fsmount_loader.options import Options
 from fsmount_loader.order import Int32s, Int64s
 from fsmount_loader.reading import SchemaReading
 from fsmount_loader.schemas import Schemas, describe_difference
 from fsmount_loader.selected import Rows, Selected, bincount
 from fsmount_loader.shapes import Varied
-from fsmount_loader.values import columns_of, key_of, ranked_lengths
+from fsmount_loader.values import (
+    columns_of,
+    described_twice,
+    key_of,
+    naming_manifests,
+    ranked_lengths,
+)
 from fsmount_loader.version import VersionFiles
 
 _COLUMNS = ("__shard__", "__offset__", "__size__", "__raw_size__", "__checksum__", "__schema__")
-_MOST_ZSTD_SAVES = 15  # bits: four bytes of a frame hold at most 128 KiB
+MOST_ZSTD_SAVES = 15  # bits: four bytes of a frame hold at most 128 KiB
 _MOST_ZSTD_ADDS = 2  # bits: a block of one byte takes four
 _FRAME_MAX = 32  # bytes of a frame beside its blocks
 _PLAIN = (str, bytes, bool, int, float, type(None), decimal.Decimal, datetime.date, datetime.time,
@@ -58,6 +65,11 @@ class Plan:
     def key(self, row: int) -> str:
         """A selected row's key, read from its manifest: for messages, not for batches."""
         return key_of(self.files, self.selected, row)
+
+    def partition(self, row: int) -> str:
+        """The id of a selected row's partition: for messages too."""
+        shard = int(self.selected.rows.shard[row])
+        return str(partition_of(self.selected.shards[shard]))
 
 
 def make_plan(files: VersionFiles, options: Options, *, alike: bool = True) -> Plan:
@@ -118,10 +130,15 @@ def selection_digest(selected: Iterable[tuple[Partition, Int64s]]) -> str:
 
 
 def _rows_of_keyset(files: VersionFiles, readers: Sequence[Any], name: str) -> list[Int64s]:
+    keys = files.keyset(name)
     try:
-        return list(rows_of_keys(readers, files.keyset(name)))
+        with naming_manifests(files, ["__key__"]):
+            rows = list(rows_of_keys(readers, keys))
     except PlanError as error:
         raise PlanError(f"keyset {name!r}: {error}") from error
+    if sum(map(len, rows)) > len(keys):
+        raise FormatError(described_twice(files))
+    return rows
 
 
 def _select_rows(files: VersionFiles, options: Options, file: str | None) -> Selected:
@@ -181,11 +198,12 @@ def _found(files: VersionFiles, options: Options) -> Iterator[tuple[int, _Found]
     keyed = None if options.keyset is None else _rows_of_keyset(files, readers, options.keyset)
     if options.where is not None:
         matched = rows_where(readers, options.where, options.params, _COLUMNS)
-        for place, (rows, found) in enumerate(matched):
-            both = rows if keyed is None else np.intersect1d(rows, keyed[place], True)
-            chosen_rows = _rows_of(found, partitions[place], both)
-            if len(both):
-                yield place, chosen_rows
+        with naming_manifests(files, [*_COLUMNS, "__key__"]):
+            for place, (rows, found) in enumerate(matched):
+                both = rows if keyed is None else np.intersect1d(rows, keyed[place], True)
+                chosen_rows = _rows_of(found, partitions[place], both)
+                if len(both):
+                    yield place, chosen_rows
         return
     chosen = keyed or (np.arange(part.samples) for part in partitions)
     wanted = [(place, rows) for place, rows in enumerate(chosen) if len(rows)]
@@ -230,7 +248,7 @@ def _schema_places(reading: SchemaReading, found: _Found) -> npt.NDArray[np.int3
     raw_size = np.zeros(len(found.headers), np.int64)
     raw_size[local] = reading.raw_sizes(met)
     sizes = raw_size[found.schema]
-    if np.any((found.raw_size != sizes) | (sizes >> _MOST_ZSTD_SAVES > found.size)):
+    if np.any((found.raw_size != sizes) | (sizes >> MOST_ZSTD_SAVES > found.size)):
         raise FormatError(f"{of}: a wrong raw size")
     if np.any(found.size >> _MOST_ZSTD_ADDS > sizes + _FRAME_MAX):
         raise FormatError(f"{of}: a wrong size")

@@ -109,7 +109,8 @@ def _check_equal(value: Mapping[str, Any], mine: object, names: Sequence[str]) -
     for name in names:
         saved, here = _get(value, name), getattr(mine, name)
         if not _equal(saved, here):
-            raise StateMismatchError(f"the state has {name}={saved!r}, this is {here!r}")
+            of = f"; it was saved with {value['version']!r}" if "version" in value else ""
+            raise StateMismatchError(f"the state has {name}={saved!r}, this is {here!r}{of}")
 
 
 def _equal(saved: object, here: object) -> bool:

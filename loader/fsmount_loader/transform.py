@@ -22,8 +22,15 @@ class Generators(Sequence[np.random.Generator]):
     Seeded by (seed, epoch, position): the same whatever rank, worker or batch the sample is in.
     """
 
-    def __init__(self, seed: int, epoch: int, positions: Int64s) -> None:
+    def __init__(
+        self,
+        seed: int,
+        epoch: int,
+        positions: Int64s,
+        name_of: Callable[[int], str] = "sample {} of the batch".format,
+    ) -> None:
         self._keys = keys(seed, epoch, TRANSFORM_WORD, positions)
+        self.name_of = name_of  # the sample at a place, for a message
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -56,8 +63,9 @@ class per_sample:  # noqa: N801 - used as a function
     """Make a transform of batches from a function of one sample and its generator.
 
     `function` gets a dict of the sample's tensors and values and returns one; tensors of all
-    samples are stacked, but for entries named in `lists`; those and anything else become lists. It
-    sees padded and skipped samples too. PlanError names an entry that can't be stacked.
+    samples, and NumPy's arrays and scalars, are stacked, but for entries named in `lists`; those
+    and anything else become lists. It sees padded and skipped samples too. PlanError names an entry
+    that can't be stacked; what `function` raises has a note that names the sample.
     """
 
     function: PerSample
@@ -68,20 +76,44 @@ class per_sample:  # noqa: N801 - used as a function
 
     def __call__(self, batch: Mapping[str, Any], generators: Generators) -> Mapping[str, Any]:
         """The batch of what the function returns for each sample."""
-        samples = [
-            returned(self.function({n: value[place] for n, value in batch.items()}, generator))
-            for place, generator in enumerate(generators)
-        ]
-        return {name: self._joined(name, [s[name] for s in samples]) for name in samples[0]}
+        samples = []
+        for place, generator in enumerate(generators):
+            try:
+                given = {name: value[place] for name, value in batch.items()}
+                samples.append(returned(self.function(given, generator)))
+            except Exception as error:
+                error.add_note(f"in the transform of {generators.name_of(place)}")
+                raise
+        names_of_first = dict.fromkeys(samples[0])
+        for place, sample in enumerate(samples):
+            if sample.keys() != names_of_first.keys():
+                odd = min(map(str, sample.keys() ^ names_of_first.keys()))
+                raise PlanError(
+                    f"per_sample: only one of {generators.name_of(0)} and "
+                    f"{generators.name_of(place)} has {odd!r} after the transform"
+                )
+        return {name: self._joined(name, samples, generators) for name in names_of_first}
 
-    def _joined(self, name: str, values: list[Any]) -> Any:
+    def _joined(
+        self, name: str, samples: Sequence[Mapping[str, Any]], generators: Generators
+    ) -> Any:
+        values = [_tensor(sample[name]) for sample in samples]
         if name in self.lists or not all(isinstance(value, torch.Tensor) for value in values):
             return values
-        shapes = {tuple(value.shape): None for value in values}
-        if len(shapes) > 1:
-            one, other = map(list, [*shapes][:2])
+        shapes = [list(value.shape) for value in values]
+        odd = next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if odd is not None:
             raise PlanError(
-                f"per_sample: {name!r} is {one} in one sample and {other} in another: can't be "
-                f"stacked; lists=[{name!r}] leaves them apart"
+                f"per_sample: {name!r} is {shapes[0]} in {generators.name_of(0)} and "
+                f"{shapes[odd]} in {generators.name_of(odd)}: can't be stacked; "
+                f"lists=[{name!r}] leaves them apart"
             )
         return torch.stack(values)
+
+
+def _tensor(value: Any) -> Any:
+    """NumPy's arrays and scalars of numbers, booleans and times as a batch has them."""
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biufcmM":
+        return value
+    native = np.array(value, value.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(native.view(np.int64) if native.dtype.kind in "mM" else native)

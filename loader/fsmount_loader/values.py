@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from fsmount.errors import FsmountError, PlanError
+from fsmount.errors import FormatError, FsmountError, PlanError
 from fsmount.formats import manifest
 from fsmount.paths import partition_of
 from fsmount.select import read_columns
@@ -28,7 +30,39 @@ def columns_of(files: VersionFiles, names: Sequence[str], selected: Selected) ->
     if not names:
         return {}
     table = _read(files, names, selected)
+    if "__key__" in names and pc.count_distinct(table.column("__key__")).as_py() < len(table):
+        raise FormatError(described_twice(files))
     return {name: _values(table.column(name)) for name in names}
+
+
+def described_twice(files: VersionFiles) -> str:
+    """Which key stands in two manifests of a version in which one does."""
+    seen: dict[str, str] = {}
+    for part in files.partitions:
+        for key in manifest.decode(files.manifest(part), ["__key__"]).table.column(0).to_pylist():
+            if key in seen:
+                return (
+                    f"manifest of partition {part.id!r}: key {key!r} is in the manifest of "
+                    f"partition {seen[key]!r} too"
+                )
+            seen[key] = part.id
+    return "a key stands in the manifests twice"
+
+
+@contextmanager
+def naming_manifests(files: VersionFiles, columns: Sequence[str]) -> Iterator[None]:
+    """Have a FormatError of any manifest, of which these columns were read, say which one it is."""
+    try:
+        yield
+    except FormatError as error:
+        for part in files.partitions:
+            data = files.manifest(part)
+            try:
+                manifest.decode(data, columns)
+            except FormatError as found:
+                of = f"manifest of partition {part.id!r}"
+                raise type(found)(f"{of}: {found}") from error
+        raise
 
 
 def key_of(files: VersionFiles, selected: Selected, row: int) -> str:
@@ -81,7 +115,8 @@ def _read(files: VersionFiles, names: Sequence[str], selected: Selected) -> pa.T
     partition = np.repeat(selected.shard_partition, selected.rows_per_shard)
     ends = np.cumsum(bincount(partition, len(readers)))
     chosen = np.split(selected.rows.number, ends[:-1])
-    return read_columns(readers, names, chosen).combine_chunks()
+    with naming_manifests(files, [name for name in names if name in manifest.OWN_COLUMNS]):
+        return read_columns(readers, names, chosen).combine_chunks()
 
 
 def _values(column: pa.ChunkedArray) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fsmount.errors import FormatError, IntegrityError, LoadError, PlanError
@@ -13,6 +15,24 @@ from fsmount.model import ObjectRef, Partition, VersionDocument
 from fsmount.paths import manifest_path, shard_path
 
 T = TypeVar("T")
+
+_OUR_MOUNT = "fuse.fsmount"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionName:
+    """Which version it is: its tag, its partition table's digest, and the store it is mounted from.
+
+    The tag is None for a version without one, the store for a directory that is no mount of ours.
+    """
+
+    tag: str | None
+    table: str
+    store: str | None
+
+    def __str__(self) -> str:
+        tag = "" if self.tag is None else f"{self.tag} "
+        return f"{tag}sha256:{self.table[:12]}"
 
 
 class VersionFiles:
@@ -41,6 +61,10 @@ class VersionFiles:
             raise PlanError(f"not a mounted version: {root}{_hint(root)}")
         path = os.path.join(root, "VERSION.json")
         return cls(root, _decoded(path, document.decode, _read(path)))
+
+    def name(self) -> VersionName:
+        """Which version it is."""
+        return VersionName(self.document.tag, self.document.table.digest, _store_of(self.root))
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
@@ -79,6 +103,32 @@ class VersionFiles:
             there = f"there are {', '.join(found)}" if found else "there are none"
             raise PlanError(f"no keyset {name!r} in {self.root}; {there}")
         return os.path.join(folder, f"{name}.parquet")
+
+
+def _store_of(root: str) -> str | None:
+    """The store that is mounted where the directory `root` is, as Linux tells it."""
+    try:
+        with open("/proc/self/mountinfo", errors="surrogateescape", newline="\n") as file:
+            mounts = [line.split(" ") for line in file]
+    except OSError:
+        return None
+    real = os.path.realpath(root)
+    above = {real}
+    while real != "/":
+        real = os.path.dirname(real)
+        above.add(real)
+    over = [fields for fields in mounts if _unescaped(fields[4]) in above]
+    mount = max(over, key=lambda fields: len(_unescaped(fields[4])), default=None)
+    if mount is None or mount[mount.index("-") + 1] != _OUR_MOUNT:
+        return None
+    source = _unescaped(mount[mount.index("-") + 2])
+    store, at, ref = source.rpartition("@")
+    return store if at and "/" not in ref else source
+
+
+def _unescaped(field: str) -> str:
+    """A field of mountinfo, where a space, for one, is written as \\040."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
 def _hint(root: str) -> str:

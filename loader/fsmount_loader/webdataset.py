@@ -22,8 +22,9 @@ from fsmount_loader.dataset import ShardDataset
 from fsmount_loader.iteration import Iteration
 from fsmount_loader.options import Options
 from fsmount_loader.passes import Pass
-from fsmount_loader.plan import Plan, make_plan
+from fsmount_loader.plan import MOST_ZSTD_SAVES, Plan, make_plan
 from fsmount_loader.prepared import refuse_prepared
+from fsmount_loader.read import Reader
 from fsmount_loader.values import columns_of
 from fsmount_loader.version import VersionFiles
 
@@ -192,13 +193,24 @@ class ShardSamples(ShardDataset, _Fluid):
                 read = chain.from_iterable(reader.payloads(rows))
                 payloads = {place: _kept(payload) for place, payload in read}
                 for place, row in enumerate(rows.tolist()):
-                    payload = payloads.pop(place)
+                    payload = self._framed(row, payloads.pop(place), reader)
                     if isinstance(payload, FsmountError):
                         self._failed(payload, worker)
                     else:
                         done = samples + place + 1
                         yield self._sample(row, payload, valid=valid[place]), batches, done
                 batches, samples = batches + 1, 0
+
+    def _framed(
+        self, row: int, payload: bytes | FsmountError, reader: Reader
+    ) -> bytes | FsmountError:
+        """A payload whose frame says that it holds what the manifest says, or the error."""
+        if isinstance(payload, FsmountError):
+            return payload
+        size = self._plan.layout.raw_size[int(self._plan.rows.schema[row])]
+        if _frame_size(payload) == size:
+            return payload
+        return IntegrityError(f"{reader.where(row)}: the payload does not hold {size} bytes")
 
     def _sample(self, row: int, payload: bytes, *, valid: bool) -> Sample:
         made: Sample = {
@@ -229,11 +241,18 @@ def _kept(payload: memoryview | FsmountError) -> bytes | FsmountError:
     return payload if isinstance(payload, FsmountError) else bytes(payload)
 
 
-def _arrays(data: bytes) -> dict[str, NDArray[Any]]:
+def _frame_size(data: bytes) -> int:
+    """How many bytes a frame says that it holds; -1 if it is none, or doesn't say."""
     try:
-        size = zstandard.frame_content_size(data)
-    except zstandard.ZstdError as error:
-        raise IntegrityError(f"a payload that can't be decompressed: {error}") from error
+        return int(zstandard.frame_content_size(data))
+    except zstandard.ZstdError:
+        return -1
+
+
+def _arrays(data: bytes) -> dict[str, NDArray[Any]]:
+    size = _frame_size(data)
+    if size < 0 or size >> MOST_ZSTD_SAVES > len(data):
+        raise IntegrityError(f"a payload of {len(data)} bytes that can't be decompressed")
     return sample.decode(memoryview(bytearray(sample.decompress(data, size))))
 
 

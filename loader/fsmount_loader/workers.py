@@ -217,7 +217,10 @@ def _portable(error: Exception, worker: int) -> Exception:
             return error
     except Exception:  # noqa: BLE001, S110 - whatever its class does there
         pass
-    return RuntimeError(f"{type(error).__qualname__}: {error}")
+    told = RuntimeError(f"{type(error).__qualname__}: {error}")
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    return told
 
 
 def _die_with(trainer: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -12,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fsmount.errors import FormatError, PlanError
 from fsmount.formats import manifest
@@ -23,6 +25,7 @@ Types = Mapping[str, pa.DataType]
 _READERS = 4  # threads that read manifests
 _AT_ONCE = 8  # manifests that one of them reads in a go
 _AHEAD = 8  # times as many are read ahead
+_SHOWN_MAX = 50  # names in a message
 
 OWN_TYPES: Types = {field.name: field.type for field in manifest.SCHEMA}
 
@@ -57,22 +60,66 @@ def read_columns(
 ) -> pa.Table:
     """The columns `names` of the given rows of each manifest in turn, as one table.
 
-    Raises PlanError for a name that is no column, FormatError naming a manifest whose columns are
-    not those of the first one.
+    `gps.lat` is a field of the struct column `gps`, unless there is a column of that name. Raises
+    PlanError for a name that is no column, FormatError naming a manifest whose columns are not those
+    of the first one.
     """
     known = OWN_TYPES if set(names) <= OWN_TYPES.keys() else column_types(manifests)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        there = ", ".join(sorted(known.keys()))
-        raise PlanError(f"no column {unknown[0]!r}; there are {there}")
-    columns = Columns.of_types(known, names)
+    whole = {name: _column_of(name, known) for name in names}
+    columns = Columns.of_types(known, set(whole.values()))
+    inside = {name: _path_in(columns, whole[name], name) for name in names}
     wanted = [(read, chosen) for read, chosen in zip(manifests, rows, strict=True) if len(chosen)]
     data = read_ahead([read for read, _ in wanted])
     parts = [
         columns.of(manifest.decode(each, columns.needed)).take(pa.array(chosen))
         for each, (_, chosen) in zip(data, wanted, strict=True)
     ]
-    return pa.concat_tables(parts).select(list(names))
+    table = pa.concat_tables(parts)
+    taken = [_taken(table.column(whole[name]), inside[name]) for name in names]
+    return pa.table(taken, names=list(names))
+
+
+def no_such(name: str, known: Collection[str], kind: str = "") -> str:
+    """That there is no such `kind` of name, for a message, with the nearest ones that there are."""
+    shown = sorted(known)
+    near = difflib.get_close_matches(name, shown, 3)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    more = f" and {len(shown) - _SHOWN_MAX} more" if len(shown) > _SHOWN_MAX else ""
+    return f"no {kind}{name!r}{hint}; there are {', '.join(shown[:_SHOWN_MAX]) or 'none'}{more}"
+
+
+def _column_of(name: str, known: Collection[str]) -> str:
+    """The column that `name` is, or is a field of."""
+    whole = name
+    while whole not in known:
+        whole, dot, _ = whole.rpartition(".")
+        if not dot:
+            raise PlanError(no_such(name, known, "column "))
+    return whole
+
+
+def _path_in(columns: Columns, column: str, name: str) -> list[str]:
+    """The names of the fields, from outside in, that `name` has behind the name of its `column`."""
+    kind, rest, path = columns.types[column], name[len(column) + 1 :], list[str]()
+    while rest:
+        fields = [kind.field(n) for n in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+        there = {field.name: field.type for field in fields}
+        found = rest
+        while found not in there:
+            found, dot, _ = found.rpartition(".")
+            if not dot:
+                before = ".".join([column, *path])
+                why = no_such(rest, there) if there else f"{before!r} is {kind}, without fields"
+                raise PlanError(f"column {name!r}: {why}")
+        kind, rest = there[found], rest[len(found) + 1 :]
+        path.append(found)
+    return path
+
+
+def _taken(column: pa.ChunkedArray, path: list[str]) -> pa.ChunkedArray:
+    for field in path:
+        column = pc.struct_field(column, field)
+    return column
 
 
 @dataclass(frozen=True, slots=True)
