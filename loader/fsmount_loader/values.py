@@ -60,8 +60,9 @@ def naming_manifests(files: VersionFiles, columns: Sequence[str]) -> Iterator[No
             try:
                 manifest.decode(data, columns)
             except FormatError as found:
-                of = f"manifest of partition {part.id!r}"
-                raise type(found)(f"{of}: {found}") from error
+                if str(found) == str(error):
+                    of = f"manifest of partition {part.id!r}"
+                    raise type(found)(f"{of}: {found}") from error
         raise
 
 

@@ -61,8 +61,8 @@ def read_columns(
     """The columns `names` of the given rows of each manifest in turn, as one table.
 
     `gps.lat` is a field of the struct column `gps`, unless there is a column of that name. Raises
-    PlanError for a name that is no column, FormatError naming a manifest whose columns are not those
-    of the first one.
+    PlanError for a name that is no column, FormatError naming a manifest whose columns are not
+    those of the first one.
     """
     known = OWN_TYPES if set(names) <= OWN_TYPES.keys() else column_types(manifests)
     whole = {name: _column_of(name, known) for name in names}
