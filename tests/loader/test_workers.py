@@ -55,8 +55,10 @@ def test_an_error_has_its_class_its_message_and_where_it_was(
     with pytest.raises(kind, match=message) as caught:
         list(ShardLoader(data, 2))
     assert not multiprocessing.active_children()
+    sample, *worker = caught.value.__notes__
+    assert sample.startswith("in the transform of the batch from sample 'a/")
     if kind is not RuntimeError:
-        assert transform.__name__ in caught.value.__notes__[0]
+        assert transform.__name__ in worker[0]
 
 
 def test_a_batch_that_can_t_be_sent_is_an_error(small: Path) -> None:
