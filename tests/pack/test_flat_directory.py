@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,4 +88,15 @@ def test_all_changes_together_cost_what_each_of_them_does(
     assert run_pack(source, store, "v2").samples_read == 3
     before, after = shards(store, "v1"), shards(store, "v2")
     assert len(set(after) - set(before)) <= 8
+    assert read_version(store, "v2") == contents
+
+
+def test_a_store_that_forgot_the_files_keeps_its_shards(
+    source: Path, store: Path, cache: Path, contents: dict[str, Content]
+) -> None:
+    """Each file is read again, but only what has changed is written."""
+    shutil.rmtree(cache)
+    change(source, contents)
+    assert run_pack(source, store, "v2").samples_read == SAMPLES
+    assert len(set(shards(store, "v2")) - set(shards(store, "v1"))) == 1
     assert read_version(store, "v2") == contents

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -34,6 +34,7 @@ from fsmount.pack.conform import encode, schema_for
 from fsmount.pack.earlier import Earlier, earlier_samples
 from fsmount.pack.faults import Faults
 from fsmount.pack.memory import Memory
+from fsmount.pack.progress import Progress
 from fsmount.pack.settled import settled
 from fsmount.pack.shards import Encoded, ShardSet, Stored, verify_payload
 from fsmount.pack.source import MAX_SAMPLE_BYTES, NpzTree, SourceSample
@@ -142,6 +143,8 @@ class _Builder:
         self._objects = context.objects
         self._staging = staging
         self._advance = advance
+        self._settled = settled(task.samples, context.clock)
+        self._progress = Progress.of(context.memory, task.id)
         self._read = 0
         self._equal: dict[str, tuple[Text, ...]] = {}  # read, and found to have the old tensors
         self._sound: set[str] = set()  # done
@@ -158,13 +161,14 @@ class _Builder:
     def _build(self, old: _Old | None) -> Built:
         texts = None if old is None else self._texts_if_same_data(old)
         if old is None or texts is None:
-            partition, outcome = self._rebuild({} if old is None else old.samples), Outcome.BUILT
+            partition, outcome = self._rebuild(self._earlier(old)), Outcome.BUILT
         elif old.ours:
             partition, outcome = self._refresh(old, texts)
         else:
             partition, outcome = self._adopt(old)
-        known = settled(self._task.samples, self._context.clock)
-        remembered = self._context.memory.save(partition, known)
+        remembered = self._context.memory.save(partition, self._settled)
+        if remembered:
+            self._progress.forget()
         return Built(partition, outcome, self._read, remembered)
 
     def _faults(self, known: Mapping[str, Earlier]) -> Faults:
@@ -253,16 +257,30 @@ class _Builder:
 
     def _rebuild(self, known: Mapping[str, Earlier], release: str = COMPRESSOR) -> Partition:
         recipe, samples = self._context.recipe, {s.key: s for s in self._task.samples}
+        files = {s.key: s for s in self._settled}
 
         def fetch(stored: Stored) -> bytes:
             return self._fetch(stored, samples[stored.row.key])
 
-        with ShardSet(self._objects, self._staging, recipe, fetch, lambda _: None) as shards:
+        def finished(members: Sequence[Stored]) -> None:
+            self._progress.add(members, COMPRESSOR, files)
+
+        with ShardSet(self._objects, self._staging, recipe, fetch, finished) as shards:
             for key in member_order(samples, recipe.order_seed):
                 shards.add(self._sample(samples[key], known.get(key)))
                 self._done(samples[key])
             rows, refs, schemas = shards.finish()
         return self._partition(rows, refs, schemas, release)
+
+    def _earlier(self, old: _Old | None) -> dict[str, Earlier]:
+        """Samples as an interrupted pack has stored them of the present files, else as in `old`."""
+        earlier = {} if old is None else dict(old.samples)
+        done = {} if self._context.force else self._progress.samples()
+        for item in self._task.samples:
+            found = done.get(item.key)
+            if found is not None and (item.key not in earlier or found.has_file_of(item)):
+                earlier[item.key] = found
+        return earlier
 
     def _sample(self, item: SourceSample, earlier: Earlier | None) -> Encoded | Stored:
         """A sample as a shard has it already, or else as it is read from the source."""

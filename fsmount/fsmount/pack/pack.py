@@ -15,6 +15,7 @@ from fsmount.formats.checked import is_unicode
 from fsmount.formats.kinds import unify_dumped
 from fsmount.formats.table import PartitionTable
 from fsmount.model import (
+    Digest,
     DirectoryRule,
     LatestRef,
     Parent,
@@ -34,6 +35,7 @@ from fsmount.pack.faults import Faults
 from fsmount.pack.files import Links
 from fsmount.pack.memory import Memory
 from fsmount.pack.plan import Known, Plan, check_sidecars, group, make_plan
+from fsmount.pack.progress import Progress
 from fsmount.pack.proof import Proof
 from fsmount.pack.publish import publish
 from fsmount.pack.setting import Setting
@@ -145,7 +147,8 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     target.sweep()
     memory = Memory.of(target.path, setting.namespace, setting.rule, setting.recipe)
     known = _known(target, memory, groups, base if base and setting.fits(base) else None)
-    with _lease(target, base, known) as lease, target.staging(lease) as staging:
+    unfinished = {d for name in groups for d in Progress.of(memory, name).shards()}
+    with _lease(target, base, known, unfinished) as lease, target.staging(lease) as staging:
         drop = options.sync or options.replace_all
         proof = Proof(target, lease)
         known = replace(known, usable=proof.is_sound)
@@ -280,12 +283,12 @@ def _known(
     )
 
 
-def _lease(store: Store, base: Version | None, known: Known) -> Lease:
+def _lease(store: Store, base: Version | None, known: Known, unfinished: set[Digest]) -> Lease:
     """Hold whatever may be reused, before anything relies on it."""
     parts = (*known.base.values(), *(found.partition for found in known.remembered.values()))
     digests = {ref.digest for part in parts for ref in part.objects()}
     tables = [base.document.table.digest] if base is not None else []
-    return store.lease("pack", tables, sorted(digests))
+    return store.lease("pack", tables, sorted(digests | unfinished))
 
 
 def _build(
