@@ -19,7 +19,6 @@ from npz_tree import (
     partitions,
     read_version,
     run_pack,
-    settle,
     write_numbered,
     write_sample,
 )
@@ -29,6 +28,7 @@ from fsmount.errors import SourceError
 from fsmount.formats.shard import member_order
 from fsmount.model import Digest
 from fsmount.store import Store
+from fsmount.testing.settled import settle
 
 LEVEL = 22
 SLOW = 8  # samples

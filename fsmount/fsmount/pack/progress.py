@@ -23,7 +23,7 @@ from fsmount.errors import FsmountError
 from fsmount.formats import parquet
 from fsmount.formats.checked import get
 from fsmount.formats.manifest import Row, Text
-from fsmount.formats.table import shard_from_json, shard_to_json
+from fsmount.formats.partition import shard_from_json, shard_to_json
 from fsmount.model import Digest
 from fsmount.pack.earlier import Earlier
 from fsmount.pack.files import FileStat
