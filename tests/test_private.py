@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from fsmount.private import cache_directory, home_directory, is_private, private_directory
+from fsmount.private import (
+    cache_directory,
+    home_directory,
+    is_private,
+    open_private,
+    private_directory,
+    shrink,
+)
 
 OTHER = 54321
 
@@ -85,3 +93,45 @@ def test_root_does_not_use_the_home_of_another_user(
     os.chown(tmp_path, OTHER, OTHER)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert home_directory() not in (None, str(tmp_path))
+
+
+def test_what_is_made_is_private_under_any_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        assert cache_directory("plans", "deep") is not None
+    finally:
+        os.umask(before)
+    made = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 4
+
+
+def test_a_file_that_others_could_write_is_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"bytes")
+    path.chmod(0o644)
+    os.close(open_private(str(path)))
+    path.chmod(0o664)
+    with pytest.raises(PermissionError, match="this user alone"):
+        open_private(str(path))
+    (tmp_path / "link").symlink_to(path)
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for name in ("link", "fifo", "."):
+        with pytest.raises(OSError, match=r"link|alone"):
+            open_private(str(tmp_path / name))
+
+
+def test_a_cache_is_bounded(tmp_path: Path) -> None:
+    long_ago = time.time() - 86400
+    for number in range(4):
+        path = tmp_path / str(number)
+        path.write_bytes(bytes(100))
+        os.utime(path, (long_ago + number, long_ago + number))
+    (tmp_path / "new").write_bytes(bytes(1000))
+    shrink(str(tmp_path), 1250)
+    assert sorted(os.listdir(tmp_path)) == ["2", "3", "new"]
+    shrink(str(tmp_path), 0)
+    assert os.listdir(tmp_path) == ["new"]
+    shrink(str(tmp_path / "missing"), 0)

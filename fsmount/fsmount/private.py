@@ -92,15 +92,18 @@ def is_private(path: str) -> bool:
 
 def _make(path: str) -> None:
     """Make `path` and what is missing above it, but only where nobody else has a say: root would
-    follow a link of another user.
+    follow a link of another user. Each is closed to others, whatever the umask.
     """
     if not os.path.isabs(path):
         return
-    there = path
+    there, missing = path, []
     while not os.path.lexists(there):
+        missing.append(there)
         there = os.path.dirname(there)
-    if there != path and _are_guarded(os.path.realpath(there)):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+    if missing and _are_guarded(os.path.realpath(there)):
+        for directory in reversed(missing):
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
 
 
 def _are_guarded(path: str) -> bool:

@@ -239,7 +239,7 @@ HOSTILE = [
     {"table": {"digest": "../../../etc/passwd", "size": 1}},
     {"table": {"digest": "ab" * 32, "size": -1}},
     {"table": []},
-    {"rule": {"kind": "regex", "pattern": "("}},
+    {"rule": {"kind": "regex", "pattern": "a" * 1001}},
     {"content_revision": None},
 ]
 

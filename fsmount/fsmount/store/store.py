@@ -77,11 +77,6 @@ class Store:
         """The leases."""
         return Leases(self.path)
 
-    @property
-    def cache_dir(self) -> str:
-        """A directory whose content may be deleted at any time."""
-        return f"{self.path}/{CACHE}"
-
     def staging(self, lease: Lease | None = None) -> AbstractContextManager[StorePath]:
         """A fresh directory on the store's file system, removed on leaving; StoreWriteError.
 
