@@ -17,11 +17,12 @@ from fsmount.mount.kernel import crew, link, server, start, supervisor, turns
 from fsmount.mount.kernel.backing import BackingIds
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.session import GRACE
-from fsmount.vfs.filesystem import FileSystem, Handle
+from fsmount.vfs.filesystem import Entry, FileSystem, Handle
 from fsmount.vfs.helpers import Helpers
 from fsmount.vfs.pathlist import PathList
 
 HUNG = "shards/large/000000.tar"
+DEADLY_NAME = "deadly"
 IMPATIENCE = 0.3  # seconds
 SLOW = 1.5  # seconds
 
@@ -89,6 +90,11 @@ class Deadly:
         if node in self._deadly:
             self._kill()
         return self._real.open(node)
+
+    def lookup(self, parent: int, name: str) -> Entry:
+        if name == DEADLY_NAME:
+            self._kill()
+        return self._real.lookup(parent, name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)

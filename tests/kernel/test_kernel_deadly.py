@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from kernel_mounts import KernelMount, end, read, strange, wait_for
 from readers import objects_of
-from strange import HUNG, SLOW
+from strange import DEADLY_NAME, HUNG, SLOW
 
 from fsmount.mount import holders
 from fsmount.mount.kernel.answers import Request
@@ -118,6 +118,20 @@ def test_what_is_refused_is_of_one_kind_and_for_a_while() -> None:
     assert taken_over.refuses(reading(2, 8))
     assert not taken_over.refuses(reading(2, 9))
     assert not taken_over.refuses(reading(2, 10))
+
+
+def test_a_deadly_name_is_an_error_of_its_own(store: Store, tmp_path: Path) -> None:
+    """What is mostly done in memory kills two servers before it is done alone."""
+    served = strange("deadly-kill", store, tmp_path)
+    try:
+        with others_read(served, store) as failures:
+            for _ in range(3):
+                assert code_of_open(f"{served.root}/{DEADLY_NAME}") == errno.EIO
+                assert code_of_open(f"{served.root}/other") == errno.ENOENT
+        assert not failures
+        assert deaths(served) <= 3
+    finally:
+        end(served)
 
 
 def test_many_deadly_requests_at_once(store: Store, tmp_path: Path) -> None:

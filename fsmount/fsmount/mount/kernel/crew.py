@@ -56,12 +56,11 @@ class Crew(Generic[T]):
     def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Work until the end; raises what `take` raises but EndOfWork. Signals are handled.
 
-        `started` is called when there are threads that take work. Raises RuntimeError if there
-        can't be so many; where there can't be more later, work waits.
+        `started` is called when there is a thread that takes work; RuntimeError if there can be
+        none. Where there can't be more later, work waits.
         """
         with self._lead:
-            for _ in range(CALM):
-                self._start()
+            self._start()
         started()
         self._over.wait()
         if self._failure is not None:
@@ -108,6 +107,14 @@ class Crew(Generic[T]):
                         return found
                     self._backlog.append((time.monotonic(), found))
 
+    def _try_to_start(self) -> bool:
+        try:
+            self._start()
+        except RuntimeError as error:
+            log.error("%d threads are at work, and there can't be more: %s", self._threads, error)
+            return False
+        return True
+
     def _late(self) -> T | None:
         """What waits longest; None if nothing does."""
         try:
@@ -116,8 +123,12 @@ class Crew(Generic[T]):
             return None
 
     def _followed(self) -> bool:
-        """Whether another thread can lead."""
-        return self._threads - len(self._busy) > 1
+        """Whether another thread can lead, if there can be one; one is started if there are few."""
+        if self._threads - len(self._busy) > 1:
+            return True
+        if self._threads < CALM:
+            return self._try_to_start() or self._threads == 1
+        return False
 
     def _grow(self) -> None:
         """Start a thread if work has waited for too long."""
@@ -128,10 +139,7 @@ class Crew(Generic[T]):
         now = time.monotonic()
         if now - max(since, self._grown) >= STALL and self._threads < MOST:
             self._grown = now
-            try:
-                self._start()
-            except RuntimeError as error:
-                log.error("%d threads are busy, and there can't be more: %s", self._threads, error)
+            self._try_to_start()
 
 
 class EndOfWork(Exception):

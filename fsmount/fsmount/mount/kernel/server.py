@@ -79,7 +79,6 @@ def serve(
 
     link = Supervised(supervisor, nodes, go_on_alone)
     signal.signal(signal.SIGTERM, lambda number, frame: _on_sigterm(link, parent, config))
-    threads.start(_await_end, parent, link)
     filesystem = make()
     backing = link if features.passthrough else None
     sender = Sender(device, splice=config.splice)
@@ -89,11 +88,12 @@ def serve(
     answers = Answers(filesystem, backing, xattrs=config.xattrs, on_listed=on_listed)
     session = Session(device, answers, sender, taken_over)
 
-    def ready() -> None:
+    def started() -> None:
+        threads.start(_await_end, parent, link)
         link.say(Message.READY)
         threads.start(on_ready)
 
-    session.run(ready, lambda: link.say(Message.SERVING))
+    session.run(started, lambda: link.say(Message.SERVING))
     if link.alone:
         forget(config.mountpoint)
     release_kept()

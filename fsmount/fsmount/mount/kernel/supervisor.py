@@ -293,16 +293,15 @@ class Supervisor:
             self._over = True
             return
         left = collect(self._device) if self._agreed.resend else Left()
-        self._fresh += left.fresh
+        assert self._trials is not None  # noqa: S101
+        self._fresh += [*self._trials.add(left.suspects), *left.fresh]
         log.warning(
             "%s: server %d %s; replacing it; requests that are done alone now: %d",
             self._config.mountpoint,
             server.pid,
             how,
-            len(left.suspects),
+            self._trials.waiting,
         )
-        assert self._trials is not None  # noqa: S101
-        self._trials.add(left.suspects)
         idle = time.monotonic() - server.born > _IDLE_SECONDS  # nobody asked it anything
         if server.answered or idle or left.suspects:
             self._fruitless = 0

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fsmount.mount.kernel.answers import Request
 from fsmount.mount.kernel.children import Child
 from fsmount.mount.kernel.link import Message, Said
-from fsmount.mount.kernel.protocol import IN_HEADER
+from fsmount.mount.kernel.protocol import IN_HEADER, Opcode
 from fsmount.mount.kernel.sending import Sender
 from fsmount.mount.kernel.session import doing
 from fsmount.mount.kernel.takeover import Kind, Refused, is_refused, kind_of
@@ -30,6 +30,8 @@ STALL = 0.1  # seconds that suspects wait before one more process is started for
 REFUSED_SECONDS = 60.0  # that requests like one that killed are refused at once
 _AGAIN_SECONDS = 1.0  # after a process that could not begin
 _ATTEMPTS = 3  # to have the kernel take an answer
+# Tried at once. The others are done in memory, mostly; the next server does them, once.
+_HEAVY = frozenset({Opcode.OPEN, Opcode.READ})
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class Trials:
         self._queue: deque[_Suspect] = deque()
         self._known: set[int] = set()  # numbers of suspects that are not done
         self._trials: dict[int, _Trial] = {}  # by pid
+        self._given: set[int] = set()  # numbers of those that the last server got
         self._refused: dict[Kind, float] = {}
         self._not_before = 0.0  # a process is started; by the monotonic clock
         self._stalled = 0.0  # when suspects have waited for too long
@@ -89,6 +92,11 @@ class Trials:
         return self._refused
 
     @property
+    def waiting(self) -> int:
+        """How many requests are not done."""
+        return len(self._known)
+
+    @property
     def children(self) -> list[Child]:
         return [trial.child for trial in self._trials.values()]
 
@@ -97,15 +105,25 @@ class Trials:
         """Seconds after which `see` wants to be called, whatever happens."""
         return STALL if self._queue else None
 
-    def add(self, messages: Iterable[bytes]) -> None:
-        """Have requests tried. Those that are being tried are sent again too, and stay there."""
+    def add(self, messages: Iterable[bytes]) -> list[bytes]:
+        """Have requests tried; those that the next server is to do.
+
+        Those that are being tried are sent again too, and stay where they are.
+        """
+        given = []
         for suspect in map(_Suspect, messages):
             request = suspect.request
             if is_refused(self._refused, request):
                 self._sender.error(request.unique, errno.EIO)
-            elif request.unique not in self._known:
+            elif request.unique in self._known:
+                continue
+            elif request.opcode not in _HEAVY and request.unique not in self._given:
+                given.append(suspect)
+            else:
                 self._known.add(request.unique)
                 self._queue.append(suspect)
+        self._given = {suspect.request.unique for suspect in given}
+        return [suspect.message for suspect in given]
 
     def see(self, readable: Iterable[int]) -> None:
         """See to children with readable descriptors, and start what is needed."""
