@@ -12,8 +12,8 @@ from serving import both_drivers, processes_of
 
 from fsmount.model import Version
 from fsmount.mount import records
-from fsmount.mount.privileges import KEPT
 from fsmount.mount.request import KERNEL
+from fsmount.privileges import KEPT
 from fsmount.store import Store
 from fsmount.testing import tiny
 
@@ -32,20 +32,31 @@ def rights(pid: int) -> Iterator[dict[str, int]]:
         yield {**{name: int(fields[name], 16) for name in names}, "new": int(fields["NoNewPrivs"])}
 
 
+def children(pid: int) -> Iterator[int]:
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        yield from map(int, path.read_text().split())
+
+
 @both_drivers
 def test_roots_mount_keeps_three_rights(
     store: Store, version: Version, mounter: Mounter, driver: str
 ) -> None:
+    """Who decodes samples for it has none."""
     del version
     root = mounter(request_for(store, driver=driver))
-    Path(root, "samples/drive/a b/0.json").exists()  # whatever it loads and starts is loaded
+    assert Path(root, "samples/drive/a b/0.npz").read_bytes()
     [mine, *_] = rights(os.getpid())
     kept = {name: mine[name] & KEPT for name in ("CapPrm", "CapEff", "CapBnd")}
     wanted = {**kept, "CapInh": 0, "CapAmb": 0, "new": 1}
-    for pid in processes_of(root):
+    serving = processes_of(root)
+    for pid in serving:
         found = list(rights(pid))
         assert found
         assert [one for one in found if one != wanted] == []
+    helpers = [pid for starter in children(serving[-1]) for pid in children(starter)]
+    assert helpers
+    nothing = {**wanted, "CapPrm": 0, "CapEff": 0}
+    assert [one for pid in helpers for one in rights(pid) if one != nothing] == []
 
 
 @both_drivers

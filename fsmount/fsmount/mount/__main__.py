@@ -7,13 +7,13 @@ Answer there; without, it stays where it is and tells people on stderr.
 import os
 import sys
 
-from fsmount.mount.privileges import give_up
 from fsmount.mount.reaper import go_on_in_child
+from fsmount.privileges import give_up_all_but_mounting
 
 if __name__ == "__main__":
     if len(sys.argv) > 2 and os.fork():  # before anything is imported that starts threads
         os._exit(0)
-    give_up()
+    give_up_all_but_mounting()
     go_on_in_child()
     from fsmount.mount.process import main
 

@@ -24,6 +24,7 @@ from fsmount.formats import document as documents
 from fsmount.formats.checked import load_object
 from fsmount.formats.partition import partition_from_json, partition_to_json
 from fsmount.model import Digest, ObjectRef
+from fsmount.privileges import give_up
 from fsmount.vfs.decoding import Decoding
 from fsmount.vfs.form import Form
 from fsmount.vfs.helpers import MESSAGE
@@ -167,6 +168,7 @@ def _all(fd: int) -> bytes:
 
 def main(control: int, lock: int) -> None:
     """Start helpers until nobody is left who could want one; `lock` tells that this one does."""
+    give_up()  # it needs nothing but what it is handed
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started this one blocks all
     for number in (signal.SIGINT, signal.SIGHUP):
