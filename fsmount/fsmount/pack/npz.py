@@ -35,6 +35,7 @@ from fsmount.pack.unzip import open_zip, pieces
 _RESERVED = frozenset({"__metadata__", "__key__", "__valid__"})
 _ENCRYPTED = 0x1
 _HEADER_MAX = 10_000  # bytes of an npy header: numpy's own limit
+_HEAD = 256  # bytes of a member that are looked at first; most headers end at 128
 _TEXT_MAX = 16 << 20  # bytes of a text array, which goes into the manifest
 _BROKEN = (  # what zipfile and the decompressors raise for bytes that are no archive
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, NotImplementedError),
@@ -152,9 +153,7 @@ def _parse_npy(file: BinaryIO, info: zipfile.ZipInfo) -> _Array:
     stored = info.compress_type == zipfile.ZIP_STORED
     if stored and info.compress_size != info.file_size:
         raise _sizes_differ(info, info.compress_size)
-    head = next(pieces(file, info, _HEADER_MAX + 12), b"")
-    if len(head) > info.file_size:
-        raise SourceError(f"the archive says {info.file_size} bytes, but more follow")
+    head = _head(file, info)
     start = _header_length(head)
     if start > _HEADER_MAX + 12:
         raise SourceError(
@@ -173,6 +172,18 @@ def _parse_npy(file: BinaryIO, info: zipfile.ZipInfo) -> _Array:
         what = shortened(f"{dtype} {shape}")
         raise SourceError(f"the header says {what}, but {follow} bytes follow")
     return _Array(info, start, dtype, shape, fortran_order)
+
+
+def _head(file: BinaryIO, info: zipfile.ZipInfo) -> bytes:
+    """The first bytes of a member, with its npy header if that is not too long."""
+    head = b""
+    for piece in pieces(file, info, _HEAD):
+        head += piece
+        if len(head) >= min(_header_length(head), _HEADER_MAX + 12):
+            break
+    if len(head) > info.file_size:
+        raise SourceError(f"the archive says {info.file_size} bytes, but more follow")
+    return head
 
 
 def _check_dtype(dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
