@@ -16,6 +16,7 @@ components = st.one_of(
     st.text(st.sampled_from("_.%=\\ab/5FC"), min_size=1, max_size=6),
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=4),
     st.sampled_from(["_val", ".hid", "__pycache__", "x._COPYING_", "._COPYING_", "label=3"]),
+    st.sampled_from(["x.tar", "x.parquet", ".tar"]),
 )
 
 
@@ -75,6 +76,8 @@ def test_no_reader_passes_over_a_file_or_reads_a_meaning_into_its_path(partition
             assert not pyarrow_skips(name)
             assert not is_hive_partition(name)
             assert "\\" not in name
+        for directory in path.split("/")[:-1]:
+            assert not directory.endswith((".parquet", ".tar"))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,7 @@ def test_no_reader_passes_over_a_file_or_reads_a_meaning_into_its_path(partition
         ("label=3/b", "label%3D3/b"),
         ("a\\b", "a%5Cb"),
         ("x._COPYING_/x._COPYING_y", "x%2E_COPYING_/x._COPYING_y"),
+        ("a.parquet/b.tar/c.parquets", "a%2Eparquet/b%2Etar/c.parquets"),
         ("a b/ü.x_y-z", "a b/ü.x_y-z"),
     ],
 )

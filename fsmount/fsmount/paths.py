@@ -4,8 +4,9 @@ A partition's id is a path of the user's, and common readers of directory trees 
 names, or read a meaning into them: pyarrow and Spark skip what begins with `_` or `.`, a shell's
 `*` and Hugging Face what begins with `.`, Spark what ends with `._COPYING_`; DuckDB's globs do not
 find a name with a backslash; a directory `label=3` is a column `label` to DuckDB, pyarrow and
-Spark. So such characters are percent-encoded here, and nowhere else: `samples/` shows the user's
-own names.
+Spark; what lies in a directory `x.parquet` is read twice where a glob gives pyarrow the directory
+too. So such characters are percent-encoded here, and nowhere else: `samples/` shows the user's own
+names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SHARDS = "shards"
 MANIFEST_SUFFIX = ".parquet"
 
 _ENCODED = re.compile(r"%([0-9A-F]{2})")
-_MISREAD = re.compile(r"[%=\\]|(?<![^/])[_.]|\.(?=_COPYING_(?:/|\Z))")
+_MISREAD = re.compile(r"[%=\\]|(?<![^/])[_.]|\.(?=(?:_COPYING_|parquet|tar)(?:/|\Z))")
 
 
 def encode_id(partition: str) -> str:

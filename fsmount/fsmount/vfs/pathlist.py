@@ -35,7 +35,7 @@ from fsmount.private import open_private
 from fsmount.vfs.filesystem import Usage
 from fsmount.vfs.layout import Content, VersionFiles
 
-_MAGIC = b"fsmpath2"  # another one whenever this format or what `version_tree` makes changes
+_MAGIC = b"fsmpath3"  # another one whenever this format or what `version_tree` makes changes
 _HEADER = Struct("=8sQQQQQQ")
 _ORDER = 0x0102030405060708
 _SUM = hashlib.sha256().digest_size
