@@ -146,13 +146,12 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     target = Store.create(store)
     target.sweep()
     memory = Memory.of(target.path, setting.namespace, setting.rule, setting.recipe)
-    known = _known(target, memory, groups, base if base and setting.fits(base) else None)
+    known = _known(memory, groups, base if base and setting.fits(base) else None)
     unfinished = {d for name in groups for d in Progress.of(memory, name).shards()}
     with _lease(target, base, known, unfinished) as lease, target.staging(lease) as staging:
         drop = options.sync or options.replace_all
         proof = Proof(target, lease)
-        known = replace(known, usable=proof.is_sound)
-        plan = make_plan(groups, known, force=options.force, drop_vanished=drop)
+        plan = make_plan(groups, known, proof.is_sound, force=options.force, drop_vanished=drop)
         proof.check_kept(plan.kept)
         context = Context(
             tree=tree,
@@ -270,7 +269,6 @@ def _setting(base: Version | None, namespace: str, options: PackOptions) -> Sett
 
 
 def _known(
-    store: Store,
     memory: Memory,
     groups: Mapping[str, tuple[SourceSample, ...]],
     base: Version | None,
@@ -279,7 +277,6 @@ def _known(
     return Known(
         base={} if base is None else {part.id: part for part in base.partitions},
         remembered=remembered,
-        usable=lambda part: all(map(store.objects.has, part.objects())),
     )
 
 

@@ -40,7 +40,6 @@ class Known:
 
     base: Mapping[str, Partition]
     remembered: Mapping[str, Remembered]
-    usable: Callable[[Partition], bool]  # all its objects are there and whole
 
 
 def group(samples: tuple[SourceSample, ...], rule: Rule) -> dict[str, tuple[SourceSample, ...]]:
@@ -69,15 +68,16 @@ def group(samples: tuple[SourceSample, ...], rule: Rule) -> dict[str, tuple[Sour
 def make_plan(
     groups: Mapping[str, tuple[SourceSample, ...]],
     known: Known,
+    is_sound: Callable[[Partition], bool],
     *,
     force: bool,
     drop_vanished: bool,
 ) -> Plan:
     """Decide for every partition of the source and of the base.
 
-    A partition is reused unread if it is remembered that the present listing made it, and its
-    objects are whole; whoever wrote the base is not asked. With `force` none is reused unread; with
-    `drop_vanished` the base's others are dropped.
+    A partition is reused unread if it is remembered that the present listing made it, and
+    `is_sound` finds its objects whole; whoever wrote the base is not asked. With `force` none is
+    reused unread; with `drop_vanished` the base's others are dropped.
     """
     reused: list[Partition] = []
     tasks: list[Task] = []
@@ -85,7 +85,7 @@ def make_plan(
         found = known.remembered.get(name)
         before = known.base.get(name) if found is None else found.partition
         same = found is not None and found.listing == fingerprint(samples)
-        if before is not None and same and not force and known.usable(before):
+        if before is not None and same and not force and is_sound(before):
             reused.append(before)
         else:
             tasks.append(Task(name, len(tasks), samples, before))
