@@ -127,7 +127,8 @@ def _pack(job: _Job, tag: str, peak: Peak) -> tuple[float, dict[str, Any]]:
     options = ("--tag", tag, "--workers", str(job.workers), "--quiet", "--json")
     command = [*FSMOUNT, "pack", *options, "--", job.source, job.store]
     begin = time.monotonic()
-    out = run(command, job.deadline - begin, began=peak.watch)
+    env = {**os.environ, "XDG_CACHE_HOME": f"{os.path.dirname(job.store)}/cache"}
+    out = run(command, job.deadline - begin, env=env, began=peak.watch)
     return time.monotonic() - begin, json.loads(out)
 
 
