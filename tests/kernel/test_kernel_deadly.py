@@ -98,7 +98,7 @@ def test_a_deadly_request_is_an_error_of_its_own(
         assert deaths(served) == 2
         log = served.log_text()
         assert log.count("was in work when a server died, and done alone in process") == 1
-        assert "open of node" in log
+        assert f"ERROR {served.root}/{HUNG}: open of node" in log
     finally:
         end(served)
 

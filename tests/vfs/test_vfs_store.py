@@ -158,6 +158,7 @@ def test_numbers_are_unique_and_the_same_in_another_server(store: Store) -> None
     third = show(store, Clock())
     for path, node in listed.items():  # by number alone, nothing looked up before
         assert third.getattr(node) == one.getattr(node), path
+        assert third.path(node) == path
 
 
 def test_a_listing_of_versions_resumes_when_others_have_come(store: Store) -> None:

@@ -59,6 +59,7 @@ def test_lookup_listing_and_getattr_agree(version: Version, show: Show) -> None:
         node = find(tree, path)
         answer = tree.getattr(node)
         assert node == entry.node == answer.attr.node
+        assert tree.path(node) == path
         assert answer.attr.kind == entry.kind
         assert answer.ttl == FOREVER
         assert (answer.attr.uid, answer.attr.gid) == (12, 34)

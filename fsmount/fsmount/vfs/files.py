@@ -86,6 +86,9 @@ class FixedFiles:
             return self._reader.open(content, self._prefix + path, node, verify)
         return BytesHandle(node, content)
 
+    def path(self, node: int) -> str:
+        return f"{self._prefix}{self._tree.path(self._place(node))}".rstrip("/")
+
     def xattrs(self, node: int) -> dict[str, str]:
         """`digest` and `partition`, without the prefix that all names have."""
         place = self._place(node)

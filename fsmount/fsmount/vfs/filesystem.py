@@ -199,6 +199,10 @@ class FileSystem(Protocol):
         """Where a symbolic link points to; EINVAL if it is none."""
         ...
 
+    def path(self, node: int) -> str:
+        """Where a node lies in the mount, for people; may need the store. ESTALE."""
+        ...
+
     def xattrs(self, node: int) -> dict[str, str]:
         """Where a node comes from, as extended attributes by name (`user.fsmount.…`); ESTALE.
 

@@ -130,6 +130,10 @@ class KeysetFiles:
         self._check_directory(node)
         return self._entries(self._list(), offset)
 
+    def path(self, node: int) -> str:
+        name = "" if node == self.root else f"/{self._at(node).name}{MANIFEST_SUFFIX}"
+        return f"{self._prefix}{KEYSETS}{name}"
+
     def open(self, node: int) -> Handle:
         if node == self.root:
             raise os_error(errno.EISDIR, KEYSETS)

@@ -52,6 +52,7 @@ class Part(Protocol):
     def ready(self, node: int) -> bool: ...
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]: ...
     def open(self, node: int) -> Handle: ...
+    def path(self, node: int) -> str: ...
 
 
 class LatePart:
@@ -82,6 +83,9 @@ class LatePart:
 
     def open(self, node: int) -> Handle:
         return self._part().open(node)
+
+    def path(self, node: int) -> str:
+        return self._part().path(node)
 
     def _part(self) -> Part:
         with self._making:
@@ -175,6 +179,9 @@ class PartedTree:
     def readlink(self, node: int) -> str:
         self.getattr(node)
         raise os_error(errno.EINVAL, f"node {node} is no symbolic link")
+
+    def path(self, node: int) -> str:
+        return self._part(node).path(node)
 
     def xattrs(self, node: int) -> dict[str, str]:
         self.getattr(node)

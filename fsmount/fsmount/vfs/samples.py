@@ -135,6 +135,14 @@ class SampleFiles:
         part, row = self._locate(number, node)
         return self._data.open(node, File(self._parts[part], row, form))
 
+    def path(self, node: int) -> str:
+        if self._is_directory(node):
+            return f"{self._prefix}{SAMPLES}/{self._directory_path(node)}".rstrip("/")
+        number, form = self._sample(node)
+        part, row = self._locate(number, node)
+        name = f"{self._ids[part]}/{self._samples(part).rest(row)}{form.suffix}"
+        return f"{self._prefix}{SAMPLES}/{name}"
+
     # Names to nodes.
 
     def _find_directory(self, path: str) -> int | None:

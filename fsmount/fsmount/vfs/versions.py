@@ -39,6 +39,7 @@ from fsmount.vfs.parted import KEYSET_FILES, SLOTS, Look, PartedTree, root_entry
 VERSIONS = "versions"
 _VERSIONS_NODE = node_number(0, 1)
 _LATEST_NODE = node_number(0, 2)
+_NAMES = {ROOT_NODE: "", _VERSIONS_NODE: VERSIONS, _LATEST_NODE: LATEST}
 _SETTLED = 2 * MOMENT  # after that no listing is kept that was made of an earlier look
 _FAMILIES = (1 << 21) - 1  # groups of SLOTS slots; the first is the store's own
 
@@ -170,6 +171,11 @@ class VersionsTree:
         if catalogue.latest is None:
             raise catalogue.faults.get(LATEST, absent(LATEST))
         return f"{VERSIONS}/{catalogue.latest}"
+
+    def path(self, node: int) -> str:
+        if node in _NAMES:
+            return _NAMES[node]
+        return self._tree(node).path(node)
 
     def xattrs(self, node: int) -> dict[str, str]:
         if node in (ROOT_NODE, _VERSIONS_NODE, _LATEST_NODE):

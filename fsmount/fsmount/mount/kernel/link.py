@@ -38,12 +38,17 @@ class Message(IntEnum):
     RELEASED = 4
     FAILED = 5  # the process ends; the reason follows
     NEXT = 6  # it wants a request to try; node: whether the last one's answer was taken
+    NAMED = 7  # the path that it is about follows
 
 
 def say(supervisor: socket.socket, what: Message, text: str) -> None:
     """Tell a supervisor, if it listens, what does not concern a node."""
     with suppress(OSError):
-        supervisor.send(_MESSAGE.pack(what, 0, 0, 0) + text.encode(errors="replace")[:_TEXT])
+        supervisor.send(_pack(what, text))
+
+
+def _pack(what: Message, text: str) -> bytes:
+    return _MESSAGE.pack(what, 0, 0, 0) + text.encode(errors="replace")[:_TEXT]
 
 
 class Supervised:
@@ -64,10 +69,10 @@ class Supervised:
         """Whether the supervisor is known to be gone."""
         return self._socket is None
 
-    def say(self, what: Message) -> None:
+    def say(self, what: Message, text: str = "") -> None:
         """Tell what does not concern a node."""
         with self._lock:
-            self._tell(_MESSAGE.pack(what, 0, 0, 0))
+            self._tell(_pack(what, text))
 
     def lose(self) -> None:
         """The supervisor has ended."""

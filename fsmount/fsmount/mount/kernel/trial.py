@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from fsmount.errors import FsmountError
 from fsmount.mount.kernel.answers import Answers, Request
 from fsmount.mount.kernel.backing import OpenNodes
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.leasing import release_kept
-from fsmount.mount.kernel.link import Supervised
+from fsmount.mount.kernel.link import Message, Supervised
 from fsmount.mount.kernel.listings import KEPT, Listings
 from fsmount.mount.kernel.negotiate import Features
 from fsmount.mount.kernel.protocol import IN_HEADER
 from fsmount.mount.kernel.sending import Sender
 from fsmount.mount.kernel.server import Make, settle
 from fsmount.mount.kernel.session import answer
+from fsmount.vfs.filesystem import FileSystem
 
 log = logging.getLogger("fsmount.mount")
 
@@ -47,14 +49,16 @@ def try_suspects(
     sender = Sender(device, splice=config.splice)
     listings = Listings(sender.drop_kept)
     listed: list[int] = []
+    filesystem = make()
     answers = Answers(
-        make(),
+        filesystem,
         link if features.passthrough else None,
         xattrs=config.xattrs,
         on_listed=listed.append if features.no_opendir else None,
     )
     taken = True
     while message := link.next(taken=taken):
+        link.say(Message.NAMED, _name(filesystem, message))
         taken = _try(answers, sender, message)
     if listed:
         listings.begin()
@@ -62,6 +66,15 @@ def try_suspects(
             listings.note(node)
         time.sleep(4 * KEPT)  # until each was dropped twice
     release_kept()
+
+
+def _name(filesystem: FileSystem, message: bytes) -> str:
+    """The path that a request is about, "" if that can't be told."""
+    node = IN_HEADER.unpack_from(message)[3]
+    try:
+        return filesystem.path(node)
+    except (FsmountError, OSError):
+        return ""
 
 
 def _try(answers: Answers, sender: Sender, message: bytes) -> bool:

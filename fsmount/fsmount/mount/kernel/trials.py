@@ -50,6 +50,7 @@ class _Trial:
     child: Child
     begun: bool = False  # it has asked for a suspect
     suspect: _Suspect | None = None  # what it does now
+    path: str = ""  # that this is about, if it is known
 
 
 class Trials:
@@ -137,10 +138,12 @@ class Trials:
 
     def _hear(self, trial: _Trial) -> None:
         said = self._listen(trial.child)
+        if said is not None and said.what is Message.NAMED:
+            trial.path = said.text
         if said is None or said.what is not Message.NEXT:
             return
         trial.begun = True
-        done, trial.suspect = trial.suspect, None
+        done, trial.suspect, trial.path = trial.suspect, None, ""
         if done is not None:
             self._done(done, taken=bool(said.node))
         if self._queue:
@@ -169,19 +172,20 @@ class Trials:
         del self._trials[trial.child.pid]
         how = self._buried(trial.child)
         if trial.suspect is not None:
-            self._condemn(trial.suspect, trial.child.pid, how)
+            self._condemn(trial.suspect, trial, how)
         elif not trial.begun:
             log.error("%s: a process for a trial %s", self._mountpoint, how)
             self._not_before = time.monotonic() + _AGAIN_SECONDS
 
-    def _condemn(self, suspect: _Suspect, pid: int, how: str) -> None:
+    def _condemn(self, suspect: _Suspect, trial: _Trial, how: str) -> None:
         request = suspect.request
         log.error(
-            "%s: %s was in work when a server died, and done alone in process %d, which %s; it is "
-            "answered EIO, and so is what asks the same in the next %.0f s",
+            "%s/%s: %s was in work when a server died, and done alone in process %d, which %s; it "
+            "is answered EIO, and so is what asks the same in the next %.0f s",
             self._mountpoint,
+            trial.path,
             doing(request),
-            pid,
+            trial.child.pid,
             how,
             REFUSED_SECONDS,
         )
