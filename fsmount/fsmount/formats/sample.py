@@ -125,7 +125,7 @@ def decode(member: bytes | memoryview) -> dict[str, NDArray[Any]]:
     schema = read_schema(member)
     if len(member) != schema.raw_size:
         raise FormatError(f"a tensor member of {len(member)} bytes, not {schema.raw_size}")
-    return {field.name: _restore(member, field) for field in sorted_fields(schema)}
+    return {field.name: restore(member, field) for field in sorted_fields(schema)}
 
 
 def sorted_fields(schema: Schema) -> list[Field]:
@@ -252,7 +252,8 @@ def has_fortran_order(shape: tuple[int, ...]) -> bool:
     return 0 not in shape and sum(n > 1 for n in shape) > 1
 
 
-def _restore(member: bytes | memoryview, field: Field) -> NDArray[Any]:
+def restore(member: bytes | memoryview, field: Field) -> NDArray[Any]:
+    """One tensor of `member`, by a field of its schema; it may share the member's memory."""
     little = field.dtype.newbyteorder("<")
     count = field.nbytes // little.itemsize
     array = np.frombuffer(member, little, count, field.offset).reshape(field.shape)

@@ -288,11 +288,12 @@ def _check_decoded(
     member: memoryview, fields: tuple[Field, ...], digests: dict[str, bytes]
 ) -> None:
     """Raise IntegrityError unless `member` decodes to the arrays that were put into it."""
-    decoded = sample.decode(member)
-    if decoded.keys() != {field.name for field in fields}:
-        raise IntegrityError(f"arrays {sorted(decoded)} instead of {sorted(digests)}")
+    schema = sample.read_schema(member)
+    places = {field.name: field for field in schema.fields}
+    if places.keys() != {field.name for field in fields} or schema.raw_size != len(member):
+        raise IntegrityError(f"arrays {sorted(places)} instead of {sorted(digests)}")
     for field in fields:
-        array = decoded[field.name]
+        array = sample.restore(member, places[field.name])
         same = (array.dtype, array.shape, array.flags.fnc) == (
             field.dtype,
             field.shape,
