@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import subprocess
@@ -79,18 +80,33 @@ def test_a_mountpoint_that_is_moved_at_the_last_moment_is_left(theirs: Path) -> 
 def test_an_unmount_finds_its_own_mount_and_no_other(theirs: Path) -> None:
     wanted, other = theirs / "a/mnt", theirs.parent / "root/mnt"
     mine = device.open_and_mount(options(wanted))
-    number = device.number_of(str(wanted))
+    mounted = mount_at(str(wanted))
+    assert mounted is not None
     others = device.open_and_mount(options(other))
     try:
         plant(theirs / "a", theirs.parent / "root")  # the same path leads to root's other mount
-        assert device.unmount(str(wanted), detach=True, number=number) == 0
+        assert device.unmount(str(wanted), detach=True, only=mounted) == 0
         assert mounts_below(theirs.parent) == [str(other)]
-        assert device.unmount(str(wanted), detach=True, number=number) != 0
+        assert device.unmount(str(wanted), detach=True, only=mounted) != 0
         assert mounts_below(theirs.parent) == [str(other)]
         assert device.unmount(str(other), detach=True) == 0
     finally:
         os.close(mine)
         os.close(others)
+
+
+def test_a_bind_that_somebody_made_of_a_mount_stays(theirs: Path) -> None:
+    wanted, bound = theirs / "a/mnt", theirs.parent / "root/mnt"
+    fd = device.open_and_mount(options(wanted))
+    mounted = mount_at(str(wanted))
+    assert mounted is not None
+    try:
+        subprocess.run(["mount", "--bind", str(wanted), str(bound)], check=True)
+        for code in (0, errno.EINVAL):
+            assert device.unmount(str(wanted), detach=True, only=mounted) == code
+            assert mounts_below(theirs.parent) == [str(bound)]
+    finally:
+        os.close(fd)
 
 
 def test_root_follows_a_link_of_another_user_only_to_what_is_theirs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from fsmount.mount.mountinfo import KernelMount
 from fsmount.vfs.filesystem import Owner
 from fsmount.vfs.parted import Look
 from fsmount.vfs.reads import Verify
@@ -33,7 +34,7 @@ class Config:
     log: str | None = None  # where stderr goes; None: to people
     notes: tuple[str, ...] = ()  # for the user
     lock: int | None = None  # a descriptor that holds the mountpoint's StartLock
-    number: str | None = None  # the mount's device number once it is mounted, as in mountinfo
+    mounted: KernelMount | None = None  # as the kernel lists it, once it is mounted
 
     @property
     def tag(self) -> str | None:

@@ -83,22 +83,13 @@ def open_and_mount(options: MountOptions) -> int:
     return _mount_by_helper(options)
 
 
-def number_of(mountpoint: str) -> str | None:
-    """The device number "major:minor" of what is mounted on `mountpoint`; None if that is nothing
-    or, as with a passed descriptor, not known.
-    """
-    mount = mount_at(mountpoint)
-    return None if mount is None else mount.device
-
-
-def unmount(mountpoint: str, *, detach: bool, number: str | None = None) -> int:
+def unmount(mountpoint: str, *, detach: bool, only: KernelMount | None = None) -> int:
     """Take the mount off; 0, or the errno of why it can't be (EBUSY: it is in use).
 
-    `detach` does so whoever uses it. With `number` it is the mount with this device number, also
-    where a directory above it was renamed since; EINVAL if there is none. May wait for a server
-    that hangs.
+    `detach` does so whoever uses it. With `only` it is that mount and no other, also where a
+    directory above it was renamed since; EINVAL if it is gone. May wait for a server that hangs.
     """
-    mount = mount_at(mountpoint) if number is None else _mount_of(number, mountpoint)
+    mount = mount_at(mountpoint) if only is None else _now(only)
     if mount is None:
         return errno.EINVAL
     if os.geteuid() == 0:
@@ -106,13 +97,11 @@ def unmount(mountpoint: str, *, detach: bool, number: str | None = None) -> int:
     return _unmount_by_helper(mount.mountpoint, detach=detach)
 
 
-def raise_read_ahead(number: str | None, size: int) -> str | None:
-    """Let the kernel read `size` bytes ahead in the mount with this device number; None, or why
-    that can't be set.
-    """
-    if number is None:
+def raise_read_ahead(mount: KernelMount | None, size: int) -> str | None:
+    """Let the kernel read `size` bytes ahead in `mount`; None, or why that can't be set."""
+    if mount is None:
         return "it is not in the list of mounts"
-    path = f"/sys/class/bdi/{number}/read_ahead_kb"
+    path = f"/sys/class/bdi/{mount.device}/read_ahead_kb"
     try:
         with open(path, "w", encoding="ascii") as file:
             file.write(str(size >> 10))
@@ -121,10 +110,10 @@ def raise_read_ahead(number: str | None, size: int) -> str | None:
     return None
 
 
-def _mount_of(number: str, mountpoint: str) -> KernelMount | None:
-    found = [mount for mount in all_mounts() if mount.device == number]
-    here = [mount for mount in found if mount.mountpoint == mountpoint]
-    return next(iter([*here, *found]), None)
+def _now(mount: KernelMount) -> KernelMount | None:
+    """The same mount as the kernel lists it now; None if it is gone."""
+    same = (mount.number, mount.device)
+    return next((one for one in all_mounts() if (one.number, one.device) == same), None)
 
 
 def _check_passed(fd: int) -> int:

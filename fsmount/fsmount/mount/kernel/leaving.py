@@ -92,7 +92,7 @@ class Leaving:
             code = errno.EIO
             try:
                 os.close(self._device)  # or the connection could not be ended while this waits
-                code = devices.unmount(config.mountpoint, detach=detach, number=config.number)
+                code = devices.unmount(config.mountpoint, detach=detach, only=config.mounted)
             finally:
                 os._exit(code)
         return _Attempt(pid, os.pidfd_open(pid), detach, time.monotonic() + _SECONDS)

@@ -124,7 +124,7 @@ def _on_sigterm(link: Supervised, parent: int, config: Config) -> None:
     """Die, as a server may; but the last process of a mount takes the mount off."""
     if not link.alone and not _has_ended(parent):
         os._exit(128 + signal.SIGTERM)
-    code = devices.unmount(config.mountpoint, detach=True, number=config.number)
+    code = devices.unmount(config.mountpoint, detach=True, only=config.mounted)
     if code:
         log.error("can't unmount %s: %s", config.mountpoint, os.strerror(code))
 

@@ -34,6 +34,7 @@ from fsmount.mount.kernel.suspects import Left, collect
 from fsmount.mount.kernel.takeover import TakeOver
 from fsmount.mount.kernel.trial import try_suspects
 from fsmount.mount.kernel.trials import Trials
+from fsmount.mount.mountinfo import mount_at
 
 log = logging.getLogger("fsmount.mount")
 
@@ -89,7 +90,7 @@ class Supervisor:
         config = self._config
         options = MountOptions(config.source, config.mountpoint, config.allow_other, REQUEST)
         self._device = devices.open_and_mount(options)
-        self._config = replace(config, number=devices.number_of(config.mountpoint))
+        self._config = replace(config, mounted=mount_at(config.mountpoint))
         self._leaving = Leaving(self._config, self._device)
         try:
             self._features = self._agree()
@@ -102,7 +103,7 @@ class Supervisor:
         for what in missed(self._features, passthrough=config.passthrough):
             log.info("%s: this kernel does without %s", config.mountpoint, what)
         if devices.passed_descriptor(config.mountpoint) is None:
-            reason = devices.raise_read_ahead(self._config.number, self._features.request)
+            reason = devices.raise_read_ahead(self._config.mounted, self._features.request)
             if reason is not None:
                 log.info("%s: reads ahead 128 KiB only: %s", config.mountpoint, reason)
         return self._features
