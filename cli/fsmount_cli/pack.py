@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -93,10 +92,8 @@ def _size(_: click.Context, __: click.Parameter, value: str | None) -> int | Non
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    default=lambda: len(os.sched_getaffinity(0)),
-    show_default="one a core",
     metavar="N",
-    help="Processes that build partitions.",
+    help="Processes that build partitions.  [default: one a core, where starting them pays]",
 )
 @click.option(
     "--level",

@@ -26,10 +26,11 @@ from npz_tree import (
 from running import Ended, Packing, wait_until, write_slow
 
 from fsmount.errors import SourceChangedError, SourceError
-from fsmount.pack import build
+from fsmount.pack import build, workers
 from fsmount.pack.source import NpzTree, SourceSample
 from fsmount.pack.workers import uninterrupted
 from fsmount.store import Store
+from fsmount.testing.settled import settle
 
 SLOW = ("--level", "22", "--quiet")
 
@@ -269,3 +270,34 @@ def test_a_change_in_the_middle_of_a_pack_publishes_nothing(
     assert tags(store) == ["v1"]
     check_nothing_left(store)
     assert run_pack(source, store, "v2").samples_read == 1
+
+
+def spawned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many processes each pack starts from now on."""
+    counts: list[int] = []
+    pool = workers._pool
+
+    def counting(count: int, shared: Any) -> Any:
+        counts.append(count)
+        return pool(count, shared)
+
+    monkeypatch.setattr(workers, "_pool", counting)
+    return counts
+
+
+def test_processes_start_by_themselves_only_where_they_pay(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, counts = tmp_path / "many", spawned(monkeypatch)
+    monkeypatch.setattr(workers, "_START", 0.1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    write_numbered(source, {f"{p}/{i}": i for p in "ab" for i in range(60)})
+    settle(source)
+    run_pack(source, store, workers=None)
+    assert counts == [2]
+    write_numbered(source, {"a/1": 99, "b/1": 98})
+    report = run_pack(source, store, "v2", workers=None)
+    assert (report.built, report.samples_read) == (("a", "b"), 2)
+    assert counts == [2]
+    run_pack(source, store, "v3", workers=2, force=True)
+    assert counts == [2, 2]

@@ -65,14 +65,14 @@ class PackOptions:
     require_sidecars: bool = False
     links: Links = Links.FOLLOW
     max_sample_bytes: int = MAX_SAMPLE_BYTES  # of a sample's arrays; a larger one is an error
-    workers: int = 1
+    workers: int | None = 1  # processes; None: one a core, if starting them pays
     message: str = ""
 
     def __post_init__(self) -> None:
         check_tag(self.tag)
         if self.max_sample_bytes < 1:
             raise PackError(f"max_sample_bytes must be at least 1, not {self.max_sample_bytes}")
-        if self.workers < 1:
+        if self.workers is not None and self.workers < 1:
             raise PackError(f"workers must be at least 1, not {self.workers}")
 
 
@@ -135,7 +135,7 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     """
     started = time.monotonic()
     store = store_path(store)
-    if options.workers > (os.cpu_count() or 1):
+    if (options.workers or 1) > (os.cpu_count() or 1):
         _log.warning("%d workers on %d cores", options.workers, os.cpu_count())
     tree = NpzTree(_real_path(source), options.links)
     namespace = _namespace(tree, options)
@@ -289,7 +289,7 @@ def _lease(store: Store, base: Version | None, known: Known, unfinished: set[Dig
 
 
 def _build(
-    plan: Plan, context: Context, count: int, observer: Observer, lease: Lease
+    plan: Plan, context: Context, count: int | None, observer: Observer, lease: Lease
 ) -> list[Built]:
     todo = [item for task in plan.tasks for item in task.samples]
     observer.planned(plan, len(todo), sum(item.file.size for item in todo))

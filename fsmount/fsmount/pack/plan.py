@@ -6,7 +6,7 @@ looked at by a worker, or kept from the base because the source doesn't have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fsmount.errors import InvalidNameError, PartitionError, SourceError
@@ -92,8 +92,15 @@ def make_plan(
     vanished = (part for name, part in known.base.items() if name not in groups)
     kept = () if drop_vanished else tuple(vanished)
     check_partition_ids({*groups, *(part.id for part in kept)})
-    resumed = tuple(part for part in reused if part != known.base.get(part.id))
-    return Plan(tuple(reused), tuple(tasks), kept, resumed)
+    return Plan(tuple(reused), tuple(tasks), kept, tuple(_new_to(known.base, reused)))
+
+
+def _new_to(base: Mapping[str, Partition], parts: Iterable[Partition]) -> Iterator[Partition]:
+    """Those of `parts` that have other content than in the base, or are not in it."""
+    for part in parts:
+        there = base.get(part.id)
+        if there is None or there.metadata_revision != part.metadata_revision:
+            yield part
 
 
 def check_sidecars(samples: tuple[SourceSample, ...]) -> None:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -17,9 +17,15 @@ from typing import Protocol
 
 from fsmount.errors import PackWorkerError
 from fsmount.pack.build import Context, Result, Task, build_partition
+from fsmount.pack.source import SourceSample
 from fsmount.store.inside import names_in
 
 _POLL = 0.2  # seconds between looks at what the workers have counted
+_START = 2.0  # seconds of work in one process, below which more of them don't pay
+_FRESH = 1e-3  # seconds that a sample takes which has to be read, and a byte of its file
+_BYTE = 1 / 40e6
+_KNOWN = 1e-4  # seconds that a sample takes which is as it was
+_LOOKED_AT = 20_000  # samples up to which a look at what is known pays
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -33,16 +39,21 @@ class _StoppedError(Exception):
     """Another task failed, or the user interrupted: a worker gives up between two samples."""
 
 
-def run(tasks: Sequence[Task], context: Context, workers: int, progress: Progress) -> list[Result]:
-    """Do `tasks` and return what they built, in their order.
+def run(
+    tasks: Sequence[Task], context: Context, workers: int | None, progress: Progress
+) -> list[Result]:
+    """Do `tasks` in so many processes, and return what they built, in their order.
+
+    None: one process a core, if starting them takes less time than it saves.
 
     The first failure stops the rest between two samples and is raised; PackWorkerError, which names
     the partitions then in flight, for a process that died.
     """
-    if workers == 1 or len(tasks) < 2:
+    count = min(len(tasks), workers or _worthwhile(tasks, context))
+    if count < 2:
         return _run_here(tasks, context, progress)
     shared = _Shared.of(len(tasks))
-    with _pool(min(workers, len(tasks)), shared) as pool:
+    with _pool(count, shared) as pool:
         try:
             with uninterrupted():  # the workers start here and inherit that
                 futures = [pool.submit(_work, task, context) for task in tasks]
@@ -50,6 +61,26 @@ def run(tasks: Sequence[Task], context: Context, workers: int, progress: Progres
         except BrokenProcessPool as error:
             raise PackWorkerError(_obituary(tasks, context)) from error
         return [future.result() for future in futures]
+
+
+def _worthwhile(tasks: Sequence[Task], context: Context) -> int:
+    """How many processes do `tasks` soonest: one a core, or just this one."""
+    samples = sum(len(task.samples) for task in tasks)
+    seconds = sum(_seconds(task.samples, {}) for task in tasks)
+    if seconds > _START and samples <= _LOOKED_AT and not context.force:
+        seconds = sum(_seconds(task.samples, _known(task, context)) for task in tasks)
+    return len(os.sched_getaffinity(0)) if seconds > _START else 1
+
+
+def _known(task: Task, context: Context) -> Mapping[str, SourceSample]:
+    return (task.previous and context.memory.samples(task.previous)) or {}
+
+
+def _seconds(samples: Sequence[SourceSample], known: Mapping[str, SourceSample]) -> float:
+    """A rough estimate of the time that one process takes."""
+    fresh = [item for item in samples if known.get(item.key) != item]
+    size = sum(item.file.size for item in fresh)
+    return len(samples) * _KNOWN + len(fresh) * _FRESH + size * _BYTE
 
 
 def _run_here(tasks: Sequence[Task], context: Context, progress: Progress) -> list[Result]:
