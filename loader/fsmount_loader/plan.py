@@ -24,7 +24,7 @@ from fsmount_loader.cache import cached
 from fsmount_loader.decode import Layout
 from fsmount_loader.options import Options
 from fsmount_loader.order import Int32s, Int64s
-from fsmount_loader.reading import SchemaReading
+from fsmount_loader.schema_reading import SchemaReading
 from fsmount_loader.schemas import Schemas, describe_difference
 from fsmount_loader.selected import Rows, Selected, bincount
 from fsmount_loader.shapes import Varied

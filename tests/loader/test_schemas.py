@@ -15,7 +15,7 @@ from test_dataset import all_numbers
 from fsmount.errors import FormatError, PlanError
 from fsmount.formats import sample
 from fsmount_loader import ShardDataset
-from fsmount_loader.reading import read_schemas
+from fsmount_loader.schema_reading import read_schemas
 from fsmount_loader.schemas import Headers
 
 NAMES = ("x", "label0", '"shape":[1],"data_offsets":[0,4]', "y\\", "é")
