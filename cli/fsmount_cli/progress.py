@@ -143,12 +143,14 @@ class Lines:
 
 
 def _say_resumed(plan: Plan) -> None:
+    done = []
     if plan.resumed:
         samples = sum(part.samples for part in plan.resumed)
-        _say(
-            f"resuming: {len(plan.resumed)} partitions with {samples} samples were finished by an "
-            "earlier run"
-        )
+        done.append(f"{len(plan.resumed)} partitions with {samples} samples")
+    if plan.resumed_shards:
+        done.append(f"{plan.resumed_shards} shards of partitions to be built")
+    if done:
+        _say(f"resuming: {' and '.join(done)} were finished by an earlier run")
 
 
 def _rewriting(manifests: int) -> str:

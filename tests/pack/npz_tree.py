@@ -24,10 +24,10 @@ from fsmount.formats.manifest import Row, Text
 from fsmount.formats.shard import member_name
 from fsmount.model import Partition, Recipe, TagRef, parse_ref
 from fsmount.pack import PackOptions, PackReport, Silent, pack
-from fsmount.pack.build import Context, Task
 from fsmount.pack.memory import Memory
 from fsmount.pack.plan import group
 from fsmount.pack.source import NpzTree
+from fsmount.pack.task import Context, Task
 from fsmount.store import Store
 from fsmount.testing.settled import settle
 

@@ -27,8 +27,10 @@ from running import Ended, Packing, wait_until, write_slow
 from fsmount.errors import SourceError
 from fsmount.formats.shard import member_order
 from fsmount.model import Digest
+from fsmount.pack.shards import ShardSet
 from fsmount.store import Store
 from fsmount.testing.settled import settle
+from fsmount_cli import main
 
 LEVEL = 22
 SLOW = 8  # samples
@@ -214,6 +216,25 @@ def test_a_memory_of_another_shard_is_not_believed(
         shutil.copyfile(one, path)
     run_pack(source, store, shard_bytes=2000)
     assert read_version(store, "v1") == contents
+
+
+def test_a_run_that_goes_on_says_how_many_shards_are_done(
+    source: Path,
+    store: Path,
+    contents: dict[str, Content],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["pack", str(source), str(store), "--shard-size", "2000", "--workers", "1"]
+    done = len(finished())
+    for force, said in ((["--force"], ""), ([], f"resuming: {done} shards of partitions")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ShardSet, "add", interrupted)
+            assert main.run([*arguments, "--tag", "v1", *force]) == 130
+        assert capsys.readouterr().err.startswith(said or "packing ")
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_force_reads_what_was_finished(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import zstandard
 
@@ -25,78 +24,23 @@ from fsmount.errors import (
 from fsmount.formats import manifest, revision, sample
 from fsmount.formats.checked import dump_compact
 from fsmount.formats.fields import parse_sidecar
-from fsmount.formats.kinds import NO_FIELDS, Fields
 from fsmount.formats.manifest import ManifestMeta, Row, Text
 from fsmount.formats.shard import member_order
-from fsmount.model import Partition, Recipe, ShardRef
+from fsmount.model import Partition, ShardRef
 from fsmount.pack.adopt import is_release, proven
 from fsmount.pack.conform import encode, schema_for
 from fsmount.pack.earlier import Earlier, earlier_samples
 from fsmount.pack.faults import Faults
-from fsmount.pack.memory import Memory
 from fsmount.pack.progress import Progress
 from fsmount.pack.settled import settled
 from fsmount.pack.shards import Encoded, ShardSet, Stored, verify_payload
-from fsmount.pack.source import MAX_SAMPLE_BYTES, NpzTree, SourceSample
-from fsmount.store import Objects, durable
+from fsmount.pack.source import SourceSample
+from fsmount.pack.task import Advance, Built, Context, Failed, Outcome, Result, Task
+from fsmount.store import durable
 from fsmount.store.hashed import Hashed
 from fsmount.store.inside import StorePath
 
 COMPRESSOR = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}"
-Advance = Callable[[int, int], None]  # of samples done, of source bytes done; may raise to stop
-
-
-class Outcome(Enum):
-    """What became of a partition that was looked at."""
-
-    BUILT = "built"  # new shards and a new manifest
-    REFRESHED = "refreshed"  # the shards as they were, a new manifest
-    UNCHANGED = "unchanged"  # files were touched, their content is the same
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One partition to look at: its samples, and the partition they may be equal to."""
-
-    id: str
-    place: int  # in the plan
-    samples: tuple[SourceSample, ...]  # sorted by key
-    previous: Partition | None
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What all tasks of a pack share. Picklable."""
-
-    tree: NpzTree
-    recipe: Recipe
-    objects: Objects
-    memory: Memory
-    clock: int  # ns; files that changed later may change once more unnoticed
-    staging: StorePath
-    force: bool  # read every file, whatever is remembered
-    max_sample_bytes: int = MAX_SAMPLE_BYTES
-    fields: Fields = NO_FIELDS  # of the version, as far as they are known before it is built
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A partition as it now is, and how it came about."""
-
-    partition: Partition
-    outcome: Outcome
-    samples_read: int
-    remembered: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A partition that can't be built, and what is wrong with its files."""
-
-    faults: Faults
-
-
-Result = Built | Failed
 
 
 def build_partition(task: Task, context: Context, advance: Advance) -> Result:

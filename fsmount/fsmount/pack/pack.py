@@ -15,7 +15,6 @@ from fsmount.formats.checked import is_unicode
 from fsmount.formats.kinds import unify_dumped
 from fsmount.formats.table import PartitionTable
 from fsmount.model import (
-    Digest,
     DirectoryRule,
     LatestRef,
     Parent,
@@ -28,7 +27,6 @@ from fsmount.model import (
     check_tag,
 )
 from fsmount.pack import workers
-from fsmount.pack.build import Built, Context, Failed, Outcome
 from fsmount.pack.changes import changes_by_partition
 from fsmount.pack.conform import conform
 from fsmount.pack.faults import Faults
@@ -41,6 +39,7 @@ from fsmount.pack.publish import publish
 from fsmount.pack.setting import Setting
 from fsmount.pack.settled import file_clock
 from fsmount.pack.source import MAX_SAMPLE_BYTES, Listing, NpzTree, SourceSample
+from fsmount.pack.task import Built, Context, Failed, Outcome
 from fsmount.store import Lease, Store
 from fsmount.store.inside import store_path
 
@@ -147,8 +146,7 @@ def pack(source: str, store: str, options: PackOptions, observer: Observer) -> P
     target.sweep()
     memory = Memory.of(target.path, setting.namespace, setting.rule, setting.recipe)
     known = _known(memory, groups, base if base and setting.fits(base) else None)
-    unfinished = {d for name in groups for d in Progress.of(memory, name).shards()}
-    with _lease(target, base, known, unfinished) as lease, target.staging(lease) as staging:
+    with _lease(target, base, known) as lease, target.staging(lease) as staging:
         drop = options.sync or options.replace_all
         proof = Proof(target, lease)
         plan = make_plan(groups, known, proof.is_sound, force=options.force, drop_vanished=drop)
@@ -277,15 +275,17 @@ def _known(
     return Known(
         base={} if base is None else {part.id: part for part in base.partitions},
         remembered=remembered,
+        unfinished={name: Progress.of(memory, name).shards() for name in groups},
     )
 
 
-def _lease(store: Store, base: Version | None, known: Known, unfinished: set[Digest]) -> Lease:
+def _lease(store: Store, base: Version | None, known: Known) -> Lease:
     """Hold whatever may be reused, before anything relies on it."""
     parts = (*known.base.values(), *(found.partition for found in known.remembered.values()))
     digests = {ref.digest for part in parts for ref in part.objects()}
     tables = [base.document.table.digest] if base is not None else []
-    return store.lease("pack", tables, sorted(digests | unfinished))
+    digests.update(*known.unfinished.values())
+    return store.lease("pack", tables, sorted(digests))
 
 
 def _build(

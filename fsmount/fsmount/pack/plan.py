@@ -10,11 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fsmount.errors import InvalidNameError, PartitionError, SourceError
-from fsmount.model import ROOT_PARTITION, Partition, Rule, check_partition_id, check_partition_ids
-from fsmount.pack.build import Task
+from fsmount.model import (
+    ROOT_PARTITION,
+    Digest,
+    Partition,
+    Rule,
+    check_partition_id,
+    check_partition_ids,
+)
 from fsmount.pack.grouping import partitions_of
 from fsmount.pack.memory import Remembered
 from fsmount.pack.source import SourceSample, fingerprint
+from fsmount.pack.task import Task
 
 _SHOWN = 3  # examples in a message
 
@@ -27,6 +34,7 @@ class Plan:
     tasks: tuple[Task, ...]
     kept: tuple[Partition, ...]  # in the base, not in the source
     resumed: tuple[Partition, ...]  # of `reused`: not the base's, but finished by an earlier run
+    resumed_shards: int = 0  # of `tasks`: finished by an earlier run
 
     def known(self) -> list[Partition]:
         """The partitions of the version as far as they are known: some will change."""
@@ -40,6 +48,7 @@ class Known:
 
     base: Mapping[str, Partition]
     remembered: Mapping[str, Remembered]
+    unfinished: Mapping[str, tuple[Digest, ...]]  # shards that were finished of other partitions
 
 
 def group(samples: tuple[SourceSample, ...], rule: Rule) -> dict[str, tuple[SourceSample, ...]]:
@@ -92,7 +101,9 @@ def make_plan(
     vanished = (part for name, part in known.base.items() if name not in groups)
     kept = () if drop_vanished else tuple(vanished)
     check_partition_ids({*groups, *(part.id for part in kept)})
-    return Plan(tuple(reused), tuple(tasks), kept, tuple(_new_to(known.base, reused)))
+    resumed = tuple(_new_to(known.base, reused))
+    shards = 0 if force else sum(len(known.unfinished.get(task.id, ())) for task in tasks)
+    return Plan(tuple(reused), tuple(tasks), kept, resumed, shards)
 
 
 def _new_to(base: Mapping[str, Partition], parts: Iterable[Partition]) -> Iterator[Partition]:

@@ -16,8 +16,9 @@ from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 from fsmount.errors import PackWorkerError
-from fsmount.pack.build import Context, Result, Task, build_partition
+from fsmount.pack.build import build_partition
 from fsmount.pack.source import SourceSample
+from fsmount.pack.task import Context, Result, Task
 from fsmount.store.inside import names_in
 
 _POLL = 0.2  # seconds between looks at what the workers have counted
