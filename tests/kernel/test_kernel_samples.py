@@ -6,12 +6,13 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_mounts import Mounter, config_for, mounted, read, wait_for
+from kernel_mounts import Mounter, config_for, mounted, read, reads, wait_for
 from processes import children_of, kill_whoever_reads
 
 import fsmount
@@ -63,6 +64,38 @@ def test_a_sample_that_kills_what_decodes_it_is_an_error_of_its_own(
     assert digest in served.log_text()
     assert "was killed by signal 9, twice" in served.log_text()
     assert len(read(f"{served.root}/samples/d/heavy.safetensors")) > HEAVY
+
+
+def test_a_sample_whose_size_cannot_be_told_is_listed_with_the_others(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    content = [tiny.Sample("d/0", {"x": np.zeros(1)}), tiny.Sample("d/1", {"x\0y": np.zeros(1)})]
+    store = Store.create(str(tmp_path / "hostile"))
+    tiny.publish(store, "v1", {"d": content})
+    served = mount(store, list_samples=True)
+    directory = f"{served.root}/samples/d"
+    names = ["0.npz", "0.safetensors", "1.npz", "1.safetensors"]
+    listed = subprocess.run(["ls", "-l", directory], capture_output=True, text=True, check=False)
+    assert [line.split()[-1] for line in listed.stdout.splitlines()[1:]] == names
+    assert "1.npz': Input/output error" in listed.stderr
+    assert len(read(f"{directory}/0.npz")) == os.path.getsize(f"{directory}/0.npz")
+    assert len(read(f"{directory}/1.safetensors")) > 0
+    with pytest.raises(OSError, match="Input/output error"):
+        read(f"{directory}/1.npz")
+    assert "sample 'd/1': 'x\\x00y' can't be the name of an array in an .npz" in served.log_text()
+
+
+def test_sizes_come_with_the_listing(mount: Mounter, tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path / "many"))
+    tiny.publish(store, "v1", {"d": [tiny.numbered(f"d/{n}", n, size=1) for n in range(300)]})
+    served = mount(store)
+    directory = f"{served.root}/samples/d"
+    assert os.path.getsize(f"{directory}/7.npz") == len(read(f"{directory}/7.npz"))
+    before = reads(served)
+    names = os.listdir(directory)  # all of them before the first is looked at, as `find` does
+    assert all(os.path.getsize(f"{directory}/{name}") > 0 for name in names)
+    assert len(names) == 750
+    assert reads(served) - before < len(names) / 4
 
 
 def test_an_open_sample_outlives_its_server(mount: Mounter, heavy: tuple[Store, Version]) -> None:

@@ -45,6 +45,7 @@ _KINDS = 4  # places a sample; one is spare
 _DEPTHS = 2048  # more components than a path can have
 
 
+_FORM_AT = tuple(Form)
 _FORMS = {form.suffix: form for form in Form}
 _Names = list[tuple[str, int, Kind]]
 
@@ -117,10 +118,10 @@ class SampleFiles:
         if self._is_directory(node):
             return self._listings.peek(node) is not None
         number, form = divmod(slot_and_place(node)[1], _KINDS)
-        if number >= self._starts[-1] or form >= len(Form):
+        if number >= self._starts[-1] or form >= len(_FORM_AT):
             return False
         part = self._part_of(number)
-        file = File(self._parts[part], number - self._starts[part], Form(form))
+        file = File(self._parts[part], number - self._starts[part], _FORM_AT[form])
         return self._data.is_ready(node, file)
 
     def readdir(self, node: int, offset: int = 0) -> Iterator[DirEntry]:
@@ -257,9 +258,9 @@ class SampleFiles:
 
     def _sample(self, node: int) -> tuple[int, Form]:
         number, form = divmod(slot_and_place(node)[1], _KINDS)
-        if form not in tuple(Form):
+        if form >= len(_FORM_AT):
             raise stale(node)
-        return number, Form(form)
+        return number, _FORM_AT[form]
 
     def _locate(self, number: int, node: int) -> tuple[int, int]:
         """The partition and row of a sample's number."""

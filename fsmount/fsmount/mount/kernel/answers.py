@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from fsmount.errors import FsmountError
 from fsmount.mount.kernel import protocol
 from fsmount.mount.kernel.backing import CACHED
 from fsmount.mount.kernel.protocol import RESENT, Opcode, OpenFlag
@@ -213,9 +214,10 @@ class Answers:
         return self._list(request, protocol.UNTOLD, self._attributes)
 
     def _attributes(self, entry: DirEntry) -> bytes:
-        """What stands before a name; attributes that take time are left for later."""
+        """What stands before a name; attributes that take time, or can't be told, are left out."""
         if self._filesystem.settled(entry.node):
-            return protocol.pack_entry(self._filesystem.getattr(entry.node))
+            with suppress(FsmountError):  # of that name alone: who asks for it is told
+                return protocol.pack_entry(self._filesystem.getattr(entry.node))
         return protocol.UNTOLD
 
     def _list(self, request: Request, blank: bytes, head: Head) -> bytes:

@@ -18,7 +18,6 @@ _WANTED = (
     InitFlag.ASYNC_READ
     | InitFlag.EXPORT_SUPPORT
     | InitFlag.DO_READDIRPLUS
-    | InitFlag.READDIRPLUS_AUTO
     | InitFlag.PARALLEL_DIROPS
     | InitFlag.ASYNC_DIO
     | InitFlag.MAX_PAGES
@@ -27,7 +26,8 @@ _WANTED = (
     | InitFlag.INIT_EXT
     | InitFlag.HAS_RESEND
 )
-# Not wanted: CACHE_SYMLINKS, since `latest` moves.
+# Not wanted: CACHE_SYMLINKS, since `latest` moves; READDIRPLUS_AUTO, by which a program that lists
+# thousands of names before it looks at the first one, as `find` does, makes a request for each.
 _MISSED = {
     InitFlag.MAX_PAGES: "reads of more than 128 KiB at once",
     InitFlag.DO_READDIRPLUS: "attributes with listings",
