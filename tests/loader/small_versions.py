@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fsmount.formats import document, keyset, manifest, revision, sample, shard, table
 from fsmount.model import Digest, DirectoryRule, ObjectRef, Partition, Recipe, ShardRef
+from fsmount.paths import manifest_path, shard_path
 from fsmount.testing import one_schema
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -72,7 +73,7 @@ def damage(path: Path, offset: int, flip: int = 1) -> None:
 
 
 def _partition(root: Path, name: str, shards: Sequence[Sequence[Sample]]) -> Partition:
-    folder = root / "shards" / name
+    folder = (root / shard_path(name, 0)).parent
     folder.mkdir(parents=True)
     rows: list[manifest.Row] = []
     schemas: dict[bytes, int] = {}
@@ -89,7 +90,7 @@ def _partition(root: Path, name: str, shards: Sequence[Sequence[Sample]]) -> Par
         name, revised, renamed, tuple(refs), tuple(schemas), (), "zstd 1.5"
     )
     data = one_schema.encode_alone(rows, meta)
-    path = root / "manifests" / f"{name}.parquet"
+    path = root / manifest_path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     raw = sum(row.raw_size for row in rows)
@@ -98,7 +99,7 @@ def _partition(root: Path, name: str, shards: Sequence[Sequence[Sample]]) -> Par
 
 
 def _conform(root: Path, parts: Sequence[Partition]) -> tuple[Partition, ...]:
-    paths = [root / "manifests" / f"{part.id}.parquet" for part in parts]
+    paths = [root / manifest_path(part.id) for part in parts]
     found = one_schema.conform([path.read_bytes() for path in paths])
     conformed = []
     for part, path, each in zip(parts, paths, found, strict=True):
