@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from fsmount.errors import FormatError, IntegrityError, ObjectMissingError
 from fsmount.model import ObjectRef, Partition
-from fsmount.store import Lease, Store
+from fsmount.pack.renewal import Renewal
+from fsmount.store import Store
 from fsmount.store.hashed import Hashed
 
 _log = logging.getLogger(__name__)
@@ -21,11 +22,11 @@ class Proof:
     That may take long where this host has not seen the store before, so the lease is renewed.
     """
 
-    def __init__(self, store: Store, lease: Lease) -> None:
+    def __init__(self, store: Store, renew: Renewal) -> None:
         self._objects = store.objects
         self._hashed = Hashed.of(store.path)
-        self._lease = lease
-        self._begun = self._renewed = time.monotonic()
+        self._renew = renew
+        self._begun = time.monotonic()
         self._told = False
 
     def is_sound(self, partition: Partition) -> bool:
@@ -54,10 +55,7 @@ class Proof:
         self._objects.prove(ref, self._hashed)
 
     def _take_time(self) -> None:
-        now = time.monotonic()
-        if now - self._renewed > self._lease.ttl / 4:
-            self._lease.renew()
-            self._renewed = now
-        if now - self._begun > _LONG and not self._told:
+        self._renew()
+        if time.monotonic() - self._begun > _LONG and not self._told:
             self._told = True
-            _log.warning("what is reused of the store is hashed, once for this host; it may last")
+            _log.warning("hashing what is reused of the store, once on this host: it may take long")
