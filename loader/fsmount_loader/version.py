@@ -64,7 +64,9 @@ class VersionFiles:
 
     def name(self) -> VersionName:
         """Which version it is."""
-        return VersionName(self.document.tag, self.document.table.digest, _store_of(self.root))
+        tag, table = self.document.tag, self.document.table.digest
+        # Plain texts, as all in a state: torch.load takes no other by default.
+        return VersionName(None if tag is None else str(tag), str(table), _store_of(self.root))
 
     @property
     def partitions(self) -> tuple[Partition, ...]:

@@ -35,6 +35,8 @@ def test_a_state_says_which_version_it_was_saved_with(small: Path, tmp_path: Pat
     data = ShardDataset(small, batch_size=3)
     state = json.loads(json.dumps(data.next_state()))
     assert state["version"] == {"tag": None, "table": data.version.table, "store": None}
+    torch.save(data.next_state(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == state
     # The same samples with other sidecars: another version, the same selection.
     parts = {"a": [numbered(10, more=1)], "b/c": [numbered(1, 1)], "d": [numbered(7, 2)]}
     other = ShardDataset(build(tmp_path / "sidecars", parts), batch_size=3)
