@@ -110,6 +110,11 @@ def raise_read_ahead(mount: KernelMount | None, size: int) -> str | None:
     return None
 
 
+def is_listed(mount: KernelMount | None) -> bool:
+    """Whether a mount is still there, as far as this process sees."""
+    return mount is not None and _now(mount) is not None
+
+
 def _now(mount: KernelMount) -> KernelMount | None:
     """The same mount as the kernel lists it now; None if it is gone."""
     same = (mount.number, mount.device)

@@ -41,7 +41,7 @@ class Leaving:
         self._config = config
         self._device = device
         self._attempt: _Attempt | None = None
-        self._left = False
+        self._asked = False
 
     @property
     def descriptors(self) -> list[int]:
@@ -49,10 +49,13 @@ class Leaving:
         return [] if self._attempt is None else [self._attempt.pidfd]
 
     def ask(self, wishes: int) -> bool:
-        """Somebody wants an end. Who uses the mount may go on until a second wish."""
+        """Somebody wants an end. Who uses the mount may go on until a second wish, also where it
+        can't be taken off: it may be gone here, and be there in a container.
+        """
         passed = devices.passed_descriptor(self._config.mountpoint) is not None
-        if passed or wishes > 1 or self._left or self._attempt is not None:
+        if passed or wishes > 1 or self._asked:
             return True
+        self._asked = True
         self._attempt = self._begin(detach=False)
         return False
 
@@ -71,9 +74,7 @@ class Leaving:
             log.warning("%s is in use: detached, served until it is not", mountpoint)
             self._attempt = self._begin(detach=True)
         elif code:
-            log.error("can't unmount %s: %s", mountpoint, os.strerror(code))
-        else:
-            self._left = True
+            say_why(self._config, code)
         return False
 
     def detach(self) -> None:
@@ -96,3 +97,19 @@ class Leaving:
             finally:
                 os._exit(code)
         return _Attempt(pid, os.pidfd_open(pid), detach, time.monotonic() + _SECONDS)
+
+
+def say_why(config: Config, code: int) -> None:
+    """Say why a mount was not taken off, and what the next wish does."""
+    if devices.is_listed(config.mounted):
+        log.error(
+            "can't unmount %s: %s; asked again, it is ended as it is",
+            config.mountpoint,
+            os.strerror(code),
+        )
+    else:
+        log.warning(
+            "%s is not mounted here any more: served where it still is; asked again, it is ended "
+            "there too",
+            config.mountpoint,
+        )

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from itertools import count
 
 from fsmount.mount import threads
 from fsmount.mount.kernel import device as devices
@@ -17,6 +18,7 @@ from fsmount.mount.kernel.answers import Answers
 from fsmount.mount.kernel.backing import OpenNodes
 from fsmount.mount.kernel.config import Config
 from fsmount.mount.kernel.leasing import Leasing, release_kept
+from fsmount.mount.kernel.leaving import say_why
 from fsmount.mount.kernel.link import Message, Supervised
 from fsmount.mount.kernel.listings import Listings
 from fsmount.mount.kernel.negotiate import Features
@@ -78,7 +80,8 @@ def serve(
         lease.keep()
 
     link = Supervised(supervisor, nodes, go_on_alone)
-    signal.signal(signal.SIGTERM, lambda number, frame: _on_sigterm(link, parent, config))
+    wishes = count(1)
+    signal.signal(signal.SIGTERM, lambda *_: _on_sigterm(link, parent, config, next(wishes)))
     filesystem = make()
     backing = link if features.passthrough else None
     sender = Sender(device, splice=config.splice)
@@ -120,13 +123,15 @@ def _noting(sender: Sender, filesystem: FileSystem, *, successor: bool) -> Calla
     return listings.note
 
 
-def _on_sigterm(link: Supervised, parent: int, config: Config) -> None:
-    """Die, as a server may; but the last process of a mount takes the mount off."""
-    if not link.alone and not _has_ended(parent):
+def _on_sigterm(link: Supervised, parent: int, config: Config, wishes: int) -> None:
+    """Die, as a server may; but the last process of a mount takes the mount off, and who uses it
+    may go on until a second wish.
+    """
+    if wishes > 1 or not (link.alone or _has_ended(parent)):
         os._exit(128 + signal.SIGTERM)
     code = devices.unmount(config.mountpoint, detach=True, only=config.mounted)
     if code:
-        log.error("can't unmount %s: %s", config.mountpoint, os.strerror(code))
+        say_why(config, code)
 
 
 def settle() -> None:
