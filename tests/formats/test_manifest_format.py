@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from examples import MEMBER, META, ROWS, digest, partition
 from hypothesis import given, settings
@@ -244,3 +245,21 @@ def test_a_dtype_that_is_not_of_its_text_is_refused_by_name(descr: str, value: s
 @pytest.mark.parametrize("descr", ["<U3", ">U3", "|S3", "<U1000000"])
 def test_text_may_be_shorter_than_its_dtype(descr: str) -> None:
     assert Text("t", descr, "ab").descr == descr
+
+
+def test_what_compresses_too_well_to_be_believed_is_written_so_that_it_is_read() -> None:
+    size = 1 << 20
+    sidecars = [b'{"id":%d,"mask":"%s"}' % (n, b"0" * size) for n in range(80)]
+    table = pa.table({"__sidecar__": pa.array(sidecars, pa.binary())})
+    found, _ = parquet.read(parquet.write(table, {}), "test")
+    assert found.equals(table)
+
+
+def test_a_small_file_whose_pages_would_take_much_is_refused() -> None:
+    table = pa.table({"__sidecar__": pa.array([b"0" * (1 << 20)] * 80, pa.binary())})
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, compression="zstd", use_dictionary=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({b"fsmount": b"{}"})
+    with pytest.raises(FormatError, match=r"test: [0-9]+ bytes that would take 8[0-9]{7}$"):
+        parquet.read(sink.getvalue(), "test")

@@ -17,10 +17,23 @@ _INFLATION = 1024  # times its own size that a file's pages may take, beyond 64 
 
 
 def write(table: pa.Table, metadata: dict[str, Any]) -> bytes:
-    """The Parquet file of `table`, with `metadata` as JSON under the key `fsmount`."""
+    """The Parquet file of `table`, with `metadata` as JSON under the key `fsmount`.
+
+    Pages are compressed by zstd; where it makes so little of so much that `read` would take the
+    file for a bomb, by snappy, which makes a twentieth of anything at the least.
+    """
+    data = _write(table, metadata, "zstd")
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
+        inflated = _inflated(file.metadata)
+    return data if inflated <= _most_inflated(len(data)) else _write(table, metadata, "snappy")
+
+
+def _write(table: pa.Table, metadata: dict[str, Any], compression: str) -> bytes:
     sink = pa.BufferOutputStream()
     # without the copy of the Arrow schema: Parquet has all of our types itself
-    with pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False) as writer:
+    with pq.ParquetWriter(
+        sink, table.schema, compression=compression, store_schema=False
+    ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({_METADATA_KEY: dump_compact(metadata)})
     return bytes(sink.getvalue())
@@ -60,12 +73,22 @@ def read_schema(
 
 def _check_size(footer: pq.FileMetaData, size: int, what: str) -> None:
     """Refuse a small file that says it holds far more than any file of ours of that size."""
-    groups = range(footer.num_row_groups)
-    inflated = sum(footer.row_group(place).total_byte_size for place in groups)
+    inflated = _inflated(footer)
     if footer.num_rows > (1 << 16) + _ROWS_A_BYTE * size:
         raise FormatError(f"{what}: {footer.num_rows} rows in {size} bytes")
-    if inflated > (64 << 20) + _INFLATION * size:
+    if inflated > _most_inflated(size):
         raise FormatError(f"{what}: {size} bytes that would take {inflated}")
+
+
+def _inflated(footer: pq.FileMetaData) -> int:
+    """How many bytes all pages of a file take, as its footer has it."""
+    groups = range(footer.num_row_groups)
+    return sum(footer.row_group(place).total_byte_size for place in groups)
+
+
+def _most_inflated(size: int) -> int:
+    """How many they may take in a file of `size` bytes."""
+    return (64 << 20) + _INFLATION * size
 
 
 def _described(file: pq.ParquetFile, size: int, what: str) -> tuple[pa.Schema, dict[str, Any]]:
