@@ -17,6 +17,7 @@ from fsmount.mount import lifecycle
 from fsmount.mount.mountinfo import mount_at
 from fsmount.mount.request import KERNEL, MountRequest
 from fsmount.store import Store
+from fsmount.testing import tiny
 
 pytestmark = pytest.mark.mounted
 
@@ -58,6 +59,22 @@ def test_a_server_out_of_descriptors_says_so(
     assert "000000.tar" in log.read_text(encoding="utf-8")
     assert "Too many open files" in log.read_text(encoding="utf-8")
     assert Path(path).read_bytes()
+
+
+@both_drivers
+def test_samples_are_read_with_fewer_descriptors_than_there_are_samples(
+    store: Store, mounter: Mounter, limited: Limited, driver: str
+) -> None:
+    """Neither decoded files nor lists of samples are kept until there is no descriptor left."""
+    limited("ulimit -n 96")
+    tag = f"many-{driver}"
+    ids = [f"p{number:02}" for number in range(60)]
+    tiny.publish(store, tag, {one: [tiny.numbered(f"{one}/{n}", n) for n in (1, 2)] for one in ids})
+    root = mounter(request_for(store, tag, driver=driver))
+    for suffix in ("npz", "safetensors"):
+        for one in ids:
+            for number in (1, 2):
+                assert Path(f"{root}/samples/{one}/{number}.{suffix}").read_bytes()
 
 
 @both_drivers

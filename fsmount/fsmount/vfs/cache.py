@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -12,17 +13,25 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Keeps what `load` returned, the least recently used going first, up to a total weight.
+    """Keeps what `load` returned, the least recently used going first, up to a total weight and a
+    number of values.
 
     A value heavier than the limit is kept until the next one comes. A key is loaded by one thread;
     others that want it wait, those that want another key do not. A failure is not remembered. Safe
     in any thread.
     """
 
-    def __init__(self, load: Callable[[K], V], weigh: Callable[[V], int], limit: int) -> None:
+    def __init__(
+        self,
+        load: Callable[[K], V],
+        weigh: Callable[[V], int],
+        limit: int,
+        most: int = sys.maxsize,
+    ) -> None:
         self._load = load
         self._weigh = weigh
         self._limit = limit
+        self._most = most
         self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()  # with their weights
         self._total = 0
         self._loading: dict[K, threading.Lock] = {}
@@ -57,6 +66,9 @@ class BoundedCache(Generic[K, V]):
         with self._lock:
             self._values[key] = (value, weight)
             self._total += weight
-            while self._total > self._limit and len(self._values) > 1:
+            while self._is_full() and len(self._values) > 1:
                 _, (_, gone) = self._values.popitem(last=False)
                 self._total -= gone
+
+    def _is_full(self) -> bool:
+        return self._total > self._limit or len(self._values) > self._most

@@ -10,6 +10,7 @@ What is asked and answered is a small JSON object, and descriptors of what is la
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -180,7 +181,10 @@ def _exchange(
 
 def _receive(helper: socket.socket) -> tuple[dict[str, Any], MemoryFile | None]:
     """What a helper says; `died` if it ended without a word."""
-    data, fds, _, _ = socket.recv_fds(helper, MESSAGE, 1)
+    data, fds, flags, _ = socket.recv_fds(helper, MESSAGE, 1)
+    if flags & socket.MSG_CTRUNC:  # the helper has said nothing wrong
+        text = f"what was decoded can't be taken: {os.strerror(errno.EMFILE)}"
+        return {"error": StoreError.__name__, "text": text}, None
     return json.loads(data or b'{"died": "ended"}'), MemoryFile(fds[0]) if fds else None
 
 

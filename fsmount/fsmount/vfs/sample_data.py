@@ -3,11 +3,13 @@
 A decoded file belongs to no open file: it is in a cache, the least recently read going first, and
 is decoded again when somebody reads on. So however many files are open, the bound holds, and no
 read fails because of the others. What a file holds follows from its manifest, so one that was
-decoded once is opened without being decoded again: the kernel may have all of its pages.
+decoded once is opened without being decoded again: the kernel may have all of its pages. What is
+kept takes a part of the descriptors that the process may have, however small the files are.
 """
 
 from __future__ import annotations
 
+import resource
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -21,11 +23,12 @@ from fsmount.vfs.form import LARGEST, Form
 from fsmount.vfs.layout import SAMPLES
 from fsmount.vfs.memory_file import MemoryFile
 from fsmount.vfs.reads import BytesHandle, ObjectReader
-from fsmount.vfs.sample_list import SampleList
+from fsmount.vfs.sample_list import DESCRIPTORS, SampleList
 
 LIST_BYTES = 256 << 20  # of lists of samples that are kept
 FILE_BYTES = 512 << 20  # of decoded files that are kept
 _REMEMBERED = 1 << 18  # nodes
+_MOST = 1 << 14  # values of a kind that are kept: each takes a descriptor, and a page at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,11 @@ class SampleData:
     ) -> None:
         self._decoder = decoder
         self._reader = reader
-        self._lists = BoundedCache(self._load, lambda found: found.nbytes, LIST_BYTES)
-        self._files = BoundedCache(self._unpack, lambda found: found.size, file_bytes)
+        most = _quarter_of_descriptors()
+        self._lists = BoundedCache(
+            self._load, lambda found: found.nbytes, LIST_BYTES, most // DESCRIPTORS
+        )
+        self._files = BoundedCache(self._unpack, lambda found: found.size, file_bytes, most)
         self._good: dict[int, None] = {}  # nodes whose files were decoded, the latest at the end
 
     def partitions(self, store: str, document: VersionDocument) -> tuple[Partition, ...]:
@@ -163,6 +169,12 @@ class SampleHandle:
 
     def close(self) -> None:
         pass
+
+
+def _quarter_of_descriptors() -> int:
+    """So many descriptors may be kept of each kind; the rest is for what is open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if soft == resource.RLIM_INFINITY else max(1, min(_MOST, soft // 4))
 
 
 def _about(file: File, found: SampleList) -> str:

@@ -28,6 +28,7 @@ from fsmount.vfs.memory_file import MemoryFile
 SLASH, BEHIND = b"\0", b"\x01"  # "/" as it is sorted, and what sorts next
 NUMBERS = ("shard", "offset", "size", "raw_size", "checksum", "schema", "text", "npz_size",
            "inside", "bare", "order", "place")  # fmt: skip
+DESCRIPTORS = 2  # that a list holds: its file's, and the map's own
 _MAGIC = b"fsmlist1"
 _HEAD = Struct("=8sQ")
 
