@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fsmount.private import (
     is_private,
     open_private,
     private_directory,
+    replace_file,
     shrink,
 )
 
@@ -135,3 +137,17 @@ def test_a_cache_is_bounded(tmp_path: Path) -> None:
     shrink(str(tmp_path), 0)
     assert os.listdir(tmp_path) == ["new"]
     shrink(str(tmp_path / "missing"), 0)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_file(str(path), b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as a disk that is full
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            replace_file(str(path), bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import secrets
 import stat
 import time
 from contextlib import suppress
@@ -59,6 +60,23 @@ def open_private(path: str) -> int:
         os.close(fd)
         raise PermissionError(errno.EPERM, "not a file that this user alone can write", path)
     return fd
+
+
+def replace_file(path: str, data: bytes) -> None:
+    """Make `path` a file of `data`, for this user alone, in one step; OSError.
+
+    A failure leaves nothing behind.
+    """
+    staged = f"{path}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with open(os.open(staged, flags, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(staged, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(staged)
+        raise
 
 
 def shrink(directory: str, most: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import secrets
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from fsmount.formats.partition import partition_from_json, partition_to_json
 from fsmount.model import Partition, Recipe, Rule
 from fsmount.pack.files import FileStat
 from fsmount.pack.source import SourceSample, fingerprint
-from fsmount.private import cache_directory
+from fsmount.private import cache_directory, replace_file
 from fsmount.store import durable
 from fsmount.store.inside import StorePath
 
@@ -100,12 +99,8 @@ class Memory:
                 "listing": fingerprint(samples),
             },
         )
-        path = self._path(self.directory, partition.id)
-        staged = f"{path}.{secrets.token_hex(8)}"
         try:
-            with open(staged, "xb") as file:
-                file.write(data)
-            os.replace(staged, path)
+            replace_file(self._path(self.directory, partition.id), data)
         except OSError:
             return False
         return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from fsmount.pack.files import FileStat
 from fsmount.pack.memory import Memory
 from fsmount.pack.shards import Stored
 from fsmount.pack.source import SourceSample
+from fsmount.private import replace_file
 from fsmount.store import durable
 from fsmount.store.inside import StorePath
 
@@ -98,13 +98,9 @@ class Progress:
             pa.Table.from_pylist([_row(item, files[item.row.key]) for item in samples], _SCHEMA),
             {"owner": self.owner, "shard": shard_to_json(shard), "compressor": compressor},
         )
-        path = os.path.join(self.directory, shard.digest + _SUFFIX)
-        staged = f"{path}.{secrets.token_hex(8)}"
         with suppress(OSError):
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            with open(staged, "xb") as file:
-                file.write(data)
-            os.replace(staged, path)
+            replace_file(os.path.join(self.directory, shard.digest + _SUFFIX), data)
 
     def forget(self) -> None:
         """The partition is finished, and its manifest says more."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from fsmount.errors import FormatError
 from fsmount.formats import document as documents
 from fsmount.model import Version, VersionDocument
-from fsmount.private import cache_directory, shrink
+from fsmount.private import cache_directory, replace_file, shrink
 from fsmount.store.refs import Keysets, Refs, Survey
 from fsmount.vfs import pathlist
 from fsmount.vfs.attrs import Attrs, nanoseconds
@@ -69,7 +68,7 @@ def prepare(document: VersionDocument, load: Callable[[], Version]) -> str | int
         log.info("no directory that only this user can write: the list of paths is not kept")
         return pathlist.in_memory(data)
     try:
-        _write(path, data)
+        replace_file(path, data)
     except OSError as error:
         log.info("the list of paths is not kept: %s", error)
         return pathlist.in_memory(data)
@@ -166,16 +165,3 @@ def mapped_store(
         )
 
     return VersionsTree(StoreRefs(store), build, look, clock=clock, on_first_use=on_first_use)
-
-
-def _write(path: str, data: bytes) -> None:
-    fresh = f"{path}.{secrets.token_hex(8)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        with open(os.open(fresh, flags, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(fresh, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(fresh)
-        raise
