@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from contextlib import suppress
 
 
@@ -22,6 +23,28 @@ def descendants_of(pid: int) -> list[int]:
     """Its children, and theirs."""
     direct = children_of(pid)
     return [*direct, *(other for child in direct for other in descendants_of(child))]
+
+
+def stop(pid: int, seconds: float = 10.0) -> None:
+    """SIGSTOP a process and wait until no thread of it runs any more.
+
+    Until then one of them may take a request of the kernel, whose reader can't be killed.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + seconds
+    while any(state not in {"T", "Z"} for state in _states(pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def _states(pid: int) -> list[str]:
+    """The states of its threads (proc_pid_stat(5))."""
+    found = []
+    with suppress(FileNotFoundError):  # a thread has ended
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/stat", encoding="utf-8") as file:
+                found.append(file.read().rpartition(")")[2].split()[0])
+    return found
 
 
 def kill_whoever_reads(above: int, path: str, ended: threading.Event) -> None:

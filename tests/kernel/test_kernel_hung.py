@@ -22,6 +22,7 @@ from kernel_mounts import (
     read,
     wait_for,
 )
+from processes import stop
 from readers import objects_of
 
 from fsmount.errors import MountError
@@ -50,7 +51,7 @@ class Source:
     inner: KernelMount
 
     def hang(self) -> None:
-        os.kill(self.inner.server, signal.SIGSTOP)
+        stop(self.inner.server)
 
     def go_on(self) -> None:
         os.kill(self.inner.server, signal.SIGCONT)
@@ -174,7 +175,7 @@ def test_a_connection_that_is_stuck_is_ended(
     with control_files(tmp_path / "control", there=there) as directory, open(shown, "rb") as file:
         monkeypatch.setattr(device, "_CONNECTIONS", directory)
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
         reader = subprocess.Popen(["cat"], stdin=file, stderr=subprocess.PIPE)
         try:
             with pytest.raises(MountError, match=rf"is busy: .*\({reader.pid}: .*nobody answers"):

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 from mounting import Mounter, fsmount, request_for, wait_for
+from processes import stop
 from serving import (
     both_drivers,
     has_ended,
@@ -174,7 +175,7 @@ def test_an_umount_ends_within_its_time(
     del version
     root = mounter(request_for(store, driver=driver))
     *_, pid = processes = processes_of(root)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     reader = subprocess.Popen(["cat", f"{root}/VERSION.json"], stderr=subprocess.DEVNULL)
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -195,10 +196,10 @@ def test_an_umount_ends_within_its_time(
         assert records.read(root) is None
         assert all(has_ended(one, 0) for one in processes)
     finally:
-        reader.kill()
-        reader.wait()
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)  # or a reader whose request was taken could not end
+        reader.kill()
+        reader.wait(60)
 
 
 def test_a_server_that_does_not_come_up_is_ended(
