@@ -1,4 +1,4 @@
-"""Mounts that are gone from their mountpoints, and alive in another mount namespace."""
+"""Mounts that can't be taken off: they are covered, or alive in another mount namespace only."""
 
 from __future__ import annotations
 
@@ -64,3 +64,22 @@ def test_a_mount_that_is_served_elsewhere_ends_when_it_is_asked_twice(
         with pytest.raises(OSError, match="not connected"):
             os.statvfs(f"{there}{root}")
     assert "can't unmount" not in log.read_text()
+
+
+def test_a_mount_that_is_covered_ends_when_it_is_asked_twice(
+    store: Store, version: Version, mounter: Mounter, tmp_path: Path
+) -> None:
+    del version
+    log = tmp_path / "log"
+    root = mounter(request_for(store, driver=KERNEL, log=str(log)))
+    supervisor, server = processes_of(root)
+    subprocess.run(["mount", "-t", "tmpfs", "none", root], check=True)
+    try:
+        os.kill(supervisor, signal.SIGTERM)
+        wait_for(lambda: f"can't unmount {root}: its path does not lead to it" in log.read_text())
+        os.kill(supervisor, signal.SIGTERM)
+        assert has_ended(supervisor)
+        assert has_ended(server)
+    finally:
+        subprocess.run(["umount", root], check=True)
+    assert "the mount is cleared" in (umount(root) or "")

@@ -10,7 +10,7 @@ import threading
 
 from fsmount.errors import MountError
 from fsmount.mount import places
-from fsmount.mount.mountinfo import KernelMount, mount_at
+from fsmount.mount.mountinfo import mount_at
 
 SECONDS = 20.0  # that the kernel gets
 
@@ -49,13 +49,17 @@ def _by_kernel(mountpoint: str, *, lazy: bool) -> None:
     if result[0] == errno.EBUSY:
         raise BusyError
     if result[0]:
-        raise MountError(f"can't unmount {mountpoint}: {_reason(mount, result[0])}")
+        raise MountError(f"can't unmount {mountpoint}: {reason(result[0])}")
 
 
-def _reason(mount: KernelMount, code: int) -> str:
+def reason(code: int) -> str:
+    """Why a mount that is there could not be taken off, for people."""
     if code not in {errno.EINVAL, errno.ENOENT, errno.ENOTDIR}:
         return os.strerror(code)
-    return "its path does not lead to it: a directory above it was replaced or mounted over"
+    return (
+        "its path does not lead to it: another mount lies on it, or a directory above it was "
+        "replaced or mounted over"
+    )
 
 
 def _by_helper(mountpoint: str, *, lazy: bool) -> None:

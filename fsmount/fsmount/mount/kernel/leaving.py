@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fsmount.mount.kernel import device as devices
 from fsmount.mount.kernel.config import Config
+from fsmount.mount.unmount import reason
 
 log = logging.getLogger("fsmount.mount")
 
@@ -105,7 +106,7 @@ def say_why(config: Config, code: int) -> None:
         log.error(
             "can't unmount %s: %s; asked again, it is ended as it is",
             config.mountpoint,
-            os.strerror(code),
+            reason(code),
         )
     else:
         log.warning(
