@@ -263,3 +263,29 @@ def test_a_small_file_whose_pages_would_take_much_is_refused() -> None:
         writer.add_key_value_metadata({b"fsmount": b"{}"})
     with pytest.raises(FormatError, match=r"test: [0-9]+ bytes that would take 8[0-9]{7}$"):
         parquet.read(sink.getvalue(), "test")
+
+
+def repeated(text: bytes, rows: int) -> pa.Table:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
+    return pa.table({"__sidecar__": texts})
+
+
+def test_a_text_that_a_dictionary_repeats_beyond_memory_is_refused_unread() -> None:
+    sink = pa.BufferOutputStream()
+    table = repeated(b"0" * (1 << 19), 60_000)  # 30 GB
+    with pq.ParquetWriter(sink, table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({b"fsmount": b"{}"})
+    with pytest.raises(
+        FormatError, match=r"test: [0-9]+ bytes whose '__sidecar__' would take over"
+    ):
+        parquet.read(sink.getvalue(), "test")
+
+
+@pytest.mark.parametrize("most", [1 << 10, 1 << 30])
+def test_texts_that_are_all_the_same_are_read(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(parquet, "_TEXTS", most)
+    table = pa.table({"__sidecar__": pa.array([b"0" * 10_000] * 5_000), "a.b": range(5_000)})
+    table = table.append_column("a", pa.array([{"b": "x" * 1000}] * 5_000))
+    found, _ = parquet.read(parquet.write(table, {}), "test", ["a", "a.b", "__sidecar__"])
+    assert found.select(table.column_names).equals(table)

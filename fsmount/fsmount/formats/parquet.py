@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fsmount.errors import FormatError
@@ -13,26 +15,36 @@ from fsmount.formats.checked import dump_compact, load_object
 
 _METADATA_KEY = b"fsmount"
 _ROWS_A_BYTE = 8  # at most, beyond 65,536: every row of ours has a name of its own
-_INFLATION = 1024  # times its own size that a file's pages may take, beyond 64 MiB
+_INFLATION = 1024  # times its own size that a file's pages and texts may take, beyond these:
+_PAGES = 64 << 20  # bytes of pages
+_TEXTS = 1 << 30  # bytes of the texts of one column, of which a dictionary repeats one for nothing
 
 
 def write(table: pa.Table, metadata: dict[str, Any]) -> bytes:
     """The Parquet file of `table`, with `metadata` as JSON under the key `fsmount`.
 
-    Pages are compressed by zstd; where it makes so little of so much that `read` would take the
+    Pages are compressed by zstd; where that makes so little of so much that `read` would take the
     file for a bomb, by snappy, which makes a twentieth of anything at the least.
     """
-    data = _write(table, metadata, "zstd")
+    data = _write(table, metadata, "zstd", dictionaries=True)
     with pq.ParquetFile(pa.BufferReader(data)) as file:
         inflated = _inflated(file.metadata)
-    return data if inflated <= _most_inflated(len(data)) else _write(table, metadata, "snappy")
+    if inflated <= _most(_PAGES, len(data)) and table.nbytes <= _most(_TEXTS, len(data)):
+        return data
+    return _write(table, metadata, "snappy", dictionaries=False)
 
 
-def _write(table: pa.Table, metadata: dict[str, Any], compression: str) -> bytes:
+def _write(
+    table: pa.Table, metadata: dict[str, Any], compression: str, *, dictionaries: bool
+) -> bytes:
     sink = pa.BufferOutputStream()
     # without the copy of the Arrow schema: Parquet has all of our types itself
     with pq.ParquetWriter(
-        sink, table.schema, compression=compression, store_schema=False
+        sink,
+        table.schema,
+        compression=compression,
+        use_dictionary=dictionaries,
+        store_schema=False,
     ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({_METADATA_KEY: dump_compact(metadata)})
@@ -51,6 +63,7 @@ def read(
             schema, metadata = _described(file, len(data), what)
             names = schema.names
             wanted = None if columns is None else [name for name in columns if name in names]
+            _check_texts(data, file.metadata, names if wanted is None else wanted, what)
             # A thread that pyarrow starts just before the process ends can abort it.
             table = file.read(columns=wanted, use_threads=False)
             if wanted is not None:  # a name with a dot means a nested field as well to pyarrow
@@ -76,7 +89,7 @@ def _check_size(footer: pq.FileMetaData, size: int, what: str) -> None:
     inflated = _inflated(footer)
     if footer.num_rows > (1 << 16) + _ROWS_A_BYTE * size:
         raise FormatError(f"{what}: {footer.num_rows} rows in {size} bytes")
-    if inflated > _most_inflated(size):
+    if inflated > _most(_PAGES, size):
         raise FormatError(f"{what}: {size} bytes that would take {inflated}")
 
 
@@ -86,9 +99,45 @@ def _inflated(footer: pq.FileMetaData) -> int:
     return sum(footer.row_group(place).total_byte_size for place in groups)
 
 
-def _most_inflated(size: int) -> int:
-    """How many they may take in a file of `size` bytes."""
-    return (64 << 20) + _INFLATION * size
+def _most(free: int, size: int) -> int:
+    """How many bytes what a file of `size` bytes holds may take, the first `free` for nothing."""
+    return free + _INFLATION * size
+
+
+def _check_texts(
+    data: bytes | memoryview | pa.Buffer, footer: pq.FileMetaData, names: Sequence[str], what: str
+) -> None:
+    """Refuse texts that take far more memory than their pages: a page has each of them once."""
+    most = _most(_TEXTS, len(data))
+    if footer.num_rows * _inflated(footer) <= most:
+        return
+    chunks = (footer.row_group(g).column(c) for g, c in _places(footer))
+    doubtful = {
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.physical_type == "BYTE_ARRAY"
+        and chunk.num_values * chunk.total_uncompressed_size > most
+    }
+    for name in sorted(doubtful.intersection(names)):
+        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=[name]) as file:
+            column = file.read(columns=[name], use_threads=False).column(name)
+        if sum(map(_texts_size, column.chunks)) > most:
+            raise FormatError(f"{what}: {len(data)} bytes whose {name!r} would take over {most}")
+
+
+def _texts_size(chunk: pa.Array) -> int:
+    """The bytes of the texts that `chunk`, a column read with its dictionary, repeats.
+
+    A column of no texts has the name of a field of texts inside another one.
+    """
+    if not pa.types.is_dictionary(chunk.type):
+        return 0
+    lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+    return pc.sum(lengths.take(chunk.indices)).as_py() or 0
+
+
+def _places(footer: pq.FileMetaData) -> Iterator[tuple[int, int]]:
+    return product(range(footer.num_row_groups), range(footer.num_columns))
 
 
 def _described(file: pq.ParquetFile, size: int, what: str) -> tuple[pa.Schema, dict[str, Any]]:
