@@ -20,7 +20,7 @@ demo: install
 	$(BIN)/fsmount demo
 
 test: install
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest --numprocesses auto $(TESTS)
 
 check: install
 	$(BIN)/ruff check

@@ -267,7 +267,7 @@ def test_help_states_every_default(run: Run) -> None:
         "[default: latest]",
         "[default: as the base, else the sample's directory]",
         "[default: its real path]",
-        "[default: (one a core); x>=1]",
+        "[default: one a core, where starting them pays]",
         "[default: as the base, else 3]",
         "[default: as the base, else 256MiB]",
         "[default: as the base, else 0]",

@@ -307,7 +307,8 @@ def test_transforms_see_shapes_and_make_others(version: Path, workers: int) -> N
     for batch in batches(cropped, "list", ["boxes"]):
         assert batch["f8 frames"].shape == (4, 4, 3)
         assert type(batch["boxes"]) is list
-    with pytest.raises(PlanError, match=r"'boxes' is \[2, 0, 0\] in one .* \[2, 1, 5\] in another"):
+    told = r"'boxes' is \[2, 0, 0\] in sample 'a/0000' .* \[2, 1, 5\] in sample 'a/0001'"
+    with pytest.raises(PlanError, match=told):
         batches(cropped, "list", [])
     varying = [name for name in SAMPLES[0] if name not in ("same", "n")]
     for batch in batches(as_it_is, "list", varying):

@@ -51,9 +51,9 @@ def test_a_user_mounts_where_others_hold_the_directories_of_records(public: Path
     set -e
     mknod "$1/fuse" c 10 229; chmod 666 "$1/fuse"; mount --bind "$1/fuse" /dev/fuse
     for base in /tmp /dev/shm; do
-        mkdir "$base/fsmount-1"
+        install -d -o 0 -g 0 -m 755 "$base/fsmount-1"
     done
-    trap 'rmdir /tmp/fsmount-1 /dev/shm/fsmount-1' EXIT
+    trap 'rm -r /tmp/fsmount-1 /dev/shm/fsmount-1' EXIT
     as() {
         setpriv --reuid=1 --regid=1 --clear-groups --inh-caps=-all,+dac_read_search \
             --ambient-caps=-all,+dac_read_search env -u XDG_STATE_HOME -u XDG_CACHE_HOME \
