@@ -64,6 +64,12 @@ def test_what_re2_can_not_read_is_refused_by_name(pattern: str) -> None:
     assert repr(pattern) in str(caught.value)
 
 
+def test_the_partition_is_one_of_the_first_groups() -> None:
+    assert list(partitions_of(RegexRule("(d)" * 8 + "(?P<partition>.)"), ["d" * 8 + "x"])) == ["x"]
+    with pytest.raises(InvalidNameError, match="must be one of the first 9 groups"):
+        partitions_of(RegexRule("(d)" * 9 + "(?P<partition>.)"), KEYS)
+
+
 def test_a_pattern_is_of_bounded_size() -> None:
     RegexRule("a" * 1000)
     with pytest.raises(InvalidNameError, match="over 1000 characters"):

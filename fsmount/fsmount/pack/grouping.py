@@ -11,6 +11,8 @@ import pyarrow as pa
 from fsmount.errors import InvalidNameError
 from fsmount.model import RegexRule, Rule
 
+_GROUPS = 9  # that DuckDB can be asked for
+
 
 def partitions_of(rule: Rule, keys: Sequence[str]) -> Sequence[str | None]:
     """The partition id of each of `keys` by `rule`, None where the rule leaves the sample out.
@@ -40,7 +42,13 @@ def _group(pattern: str) -> int:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise _refusal(pattern, error) from None
-    return compiled.groupindex.get("partition", min(compiled.groups, 1))
+    group = compiled.groupindex.get("partition", min(compiled.groups, 1))
+    if group > _GROUPS:
+        raise InvalidNameError(
+            f"{pattern!r}: 'partition' must be one of the first {_GROUPS} groups; write (?:…) for "
+            "those that name nothing"
+        )
+    return group
 
 
 def _refusal(pattern: str, error: Exception) -> InvalidNameError:
