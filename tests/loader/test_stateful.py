@@ -132,15 +132,20 @@ def test_samples_of_a_webdataset_source_are_resumed_inside_a_batch(small: Path) 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_itself(small: Path, workers: int) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    loader = stateful(ShardDataset(small, batch_size=3), batch_size=None, num_workers=workers)
+    from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: PLC0415 - it warns
+
+    def stateful() -> Any:
+        data = ShardDataset(small, batch_size=3)
+        return StatefulDataLoader(data, batch_size=None, num_workers=workers)
+
+    loader = stateful()
     assert len(all_numbers(loader)) == 18
     second, state = [], {}
     for batch in loader:
         second.append(numbers(batch))
         if len(second) == 2:
             state = loader.state_dict()
-    other = stateful(ShardDataset(small, batch_size=3), batch_size=None, num_workers=workers)
+    other = stateful()
     other.load_state_dict(state)
     assert [numbers(batch) for batch in other] == second[2:]
     assert all_numbers(other) == all_numbers(loader)
