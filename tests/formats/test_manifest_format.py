@@ -289,3 +289,18 @@ def test_texts_that_are_all_the_same_are_read(monkeypatch: pytest.MonkeyPatch, m
     table = table.append_column("a", pa.array([{"b": "x" * 1000}] * 5_000))
     found, _ = parquet.read(parquet.write(table, {}), "test", ["a", "a.b", "__sidecar__"])
     assert found.select(table.column_names).equals(table)
+
+
+def test_lists_that_repeat_a_number_beyond_memory_are_refused_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parquet, "_TEXTS", 1 << 10)
+    table = pa.table({"v": pa.array([[0] * 500_000] * 4, pa.list_(pa.int64())), "w": range(4)})
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({b"fsmount": b"{}"})
+    with pytest.raises(FormatError, match="bytes whose numbers would take 16000032"):
+        parquet.read(sink.getvalue(), "test")
+    assert parquet.read(sink.getvalue(), "test", ["w"])[0].num_rows == 4
+    assert parquet.read(parquet.write(table, {}), "test")[0].equals(table)

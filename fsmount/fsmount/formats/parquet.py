@@ -17,7 +17,9 @@ _METADATA_KEY = b"fsmount"
 _ROWS_A_BYTE = 8  # at most, beyond 65,536: every row of ours has a name of its own
 _INFLATION = 1024  # times its own size that a file's pages and texts may take, beyond these:
 _PAGES = 64 << 20  # bytes of pages
-_TEXTS = 1 << 30  # bytes of the texts of one column, of which a dictionary repeats one for nothing
+_TEXTS = 1 << 30  # bytes of the texts of one column, of which a dictionary repeats one for nothing,
+# and of all numbers, which a page repeats for nothing
+_BITS = {"BOOLEAN": 1, "INT32": 32, "FLOAT": 32, "INT64": 64, "DOUBLE": 64}
 
 
 def write(table: pa.Table, metadata: dict[str, Any]) -> bytes:
@@ -28,8 +30,9 @@ def write(table: pa.Table, metadata: dict[str, Any]) -> bytes:
     """
     data = _write(table, metadata, "zstd", dictionaries=True)
     with pq.ParquetFile(pa.BufferReader(data)) as file:
-        inflated = _inflated(file.metadata)
-    if inflated <= _most(_PAGES, len(data)) and table.nbytes <= _most(_TEXTS, len(data)):
+        inflated, numbers = _inflated(file.metadata), _numbers(file.metadata)
+    expanded = max(table.nbytes, numbers)
+    if inflated <= _most(_PAGES, len(data)) and expanded <= _most(_TEXTS, len(data)):
         return data
     return _write(table, metadata, "snappy", dictionaries=False)
 
@@ -63,7 +66,10 @@ def read(
             schema, metadata = _described(file, len(data), what)
             names = schema.names
             wanted = None if columns is None else [name for name in columns if name in names]
-            _check_texts(data, file.metadata, names if wanted is None else wanted, what)
+            asked = names if wanted is None else wanted
+            _check_texts(data, file.metadata, asked, what)
+            if any(pa.types.is_nested(schema.field(name).type) for name in asked):
+                _check_numbers(file.metadata, len(data), what)
             # A thread that pyarrow starts just before the process ends can abort it.
             table = file.read(columns=wanted, use_threads=False)
             if wanted is not None:  # a name with a dot means a nested field as well to pyarrow
@@ -91,6 +97,18 @@ def _check_size(footer: pq.FileMetaData, size: int, what: str) -> None:
         raise FormatError(f"{what}: {footer.num_rows} rows in {size} bytes")
     if inflated > _most(_PAGES, size):
         raise FormatError(f"{what}: {size} bytes that would take {inflated}")
+
+
+def _check_numbers(footer: pq.FileMetaData, size: int, what: str) -> None:
+    """Refuse lists of numbers that take far more memory than their pages."""
+    if _numbers(footer) > _most(_TEXTS, size):
+        raise FormatError(f"{what}: {size} bytes whose numbers would take {_numbers(footer)}")
+
+
+def _numbers(footer: pq.FileMetaData) -> int:
+    """How many bytes all numbers of a file take in memory, also those inside lists."""
+    chunks = (footer.row_group(g).column(c) for g, c in _places(footer))
+    return sum(chunk.num_values * _BITS.get(chunk.physical_type, 0) // 8 for chunk in chunks)
 
 
 def _inflated(footer: pq.FileMetaData) -> int:
