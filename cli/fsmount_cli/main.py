@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 import click
 
 from fsmount.errors import FsmountError, one_line
+from fsmount_cli import interrupts
 from fsmount_cli.fstab import from_mount8
 from fsmount_cli.lazy import LazyCommand, LazyGroup
 from fsmount_cli.streams import drop_stdout, drop_stdout_if_full, open_closed
@@ -61,7 +61,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line of this process and exit. SIGTERM is taken as an interrupt."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.install()
     open_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a name that the locale can't show is no error

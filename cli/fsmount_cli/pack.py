@@ -14,11 +14,11 @@ from fsmount.diff import Changes
 from fsmount.errors import one_line
 from fsmount.formats import document as documents
 from fsmount.model import DepthRule, Ref, RegexRule, Rule, check_tag, parse_ref
-from fsmount.pack import PackOptions, PackReport, Silent, pack
+from fsmount.pack import PackOptions, PackReport, pack
 from fsmount.pack.files import Links
 from fsmount.pack.source import MAX_SAMPLE_BYTES
 from fsmount_cli.common import human_bytes, print_json
-from fsmount_cli.progress import progress
+from fsmount_cli.progress import Quiet, progress
 
 _SHOWN = 5  # names on a line
 _SIZE = re.compile(r"(\d+)(KiB|MiB|GiB|TiB|)")
@@ -134,7 +134,7 @@ def command(
     for about twice its largest sample. Sizes are in binary units (1 KiB = 1024 bytes).
     """
     options = _options(context.params)
-    report = pack(source, store, options, Silent()) if quiet else _watched(source, store, options)
+    report = pack(source, store, options, Quiet()) if quiet else _watched(source, store, options)
     _warn(report)
     if as_json:
         print_json(_json(report))

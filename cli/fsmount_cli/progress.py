@@ -20,8 +20,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from fsmount.pack import Observer
+from fsmount.pack import Observer, Silent
 from fsmount.pack.plan import Plan
+from fsmount_cli import interrupts
 from fsmount_cli.common import human_bytes
 
 _EVERY = 10.0  # seconds between lines
@@ -47,6 +48,14 @@ def progress() -> PackProgress:
     return Lines()
 
 
+class Quiet(Silent):
+    """Says nothing."""
+
+    def advanced(self, samples: int, source_bytes: int) -> None:
+        """Raise KeyboardInterrupt if there was an interrupt."""
+        interrupts.check()
+
+
 class Bar:
     """A bar: samples, bytes of source files, rate, time to go; what fits."""
 
@@ -65,7 +74,8 @@ class Bar:
             self._progress.start()
 
     def advanced(self, samples: int, source_bytes: int) -> None:
-        """Move the bar."""
+        """Move the bar; KeyboardInterrupt if there was an interrupt."""
+        interrupts.check()
         self.samples = samples
         self._progress.update(self._task, completed=source_bytes, samples=samples)
 
@@ -117,7 +127,8 @@ class Lines:
             _say(f"packing {samples} samples, {human_bytes(source_bytes)} of source files")
 
     def advanced(self, samples: int, source_bytes: int) -> None:
-        """Say how far it is, if nothing was said for a while."""
+        """Say how far it is, if nothing was said for a while; KeyboardInterrupt as the bar."""
+        interrupts.check()
         self.samples = samples
         now = self._clock()
         if now - self._told < _EVERY:

@@ -27,7 +27,7 @@ from fsmount.store import Store
 from fsmount.testing.settled import settle
 from fsmount_cli import main
 from fsmount_cli import pack as command
-from fsmount_cli.progress import Lines
+from fsmount_cli.progress import Lines, Quiet
 
 Pack = Callable[..., tuple[str, str]]
 
@@ -137,12 +137,12 @@ def test_latest_that_another_pack_has_moved_is_told(
     pack(str(source), store, PackOptions("v1"), Silent())
     write(source, {"a/0": 99})
 
-    class Racing(Silent):
+    class Racing(Quiet):
         def planned(self, plan: Plan, samples: int, source_bytes: int) -> None:
             options = PackOptions("other", replace_all=True)
             pack(str(tmp_path / "other"), store, options, Silent())
 
-    monkeypatch.setattr(command, "Silent", Racing)
+    monkeypatch.setattr(command, "Quiet", Racing)
     code = main.run(["pack", str(source), store, "--tag", "v2", "--workers", "1", "--quiet"])
     captured = capsys.readouterr()
     assert code == 0
@@ -194,6 +194,36 @@ def test_a_run_that_goes_on_says_what_is_done_already(
     assert captured.err == (
         "resuming: 2 partitions with 20 samples were finished by an earlier run\n"
     )
+
+
+LOST = """
+import os, signal, sys
+from fsmount_cli import interrupts, main
+
+class Archive:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+interrupts.install()
+Archive()
+sys.exit(main.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_an_interrupt_that_comes_while_an_object_is_destroyed_is_not_lost(
+    quiet: list[str], source: Path, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    arguments = ["pack", str(source), store, "--tag", "v1", "--workers", "1", *quiet]
+    done = subprocess.run(
+        [sys.executable, "-c", LOST, *arguments],
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "Exception ignored in" in done.stderr  # Python has dropped it
+    assert done.returncode == 130
+    assert done.stdout == ""
+    assert Store.open(store).versions() == ()
 
 
 def interrupted(*_: Any, **__: Any) -> None:
