@@ -30,13 +30,6 @@ _Key = tuple[Any, ...]  # what the headers of one kind have in common
 _Parts = list[bytes]  # of a header: text, and shape, start and end of a field, and so on
 
 
-def read_schemas(headers: Iterable[bytes]) -> Schemas:
-    """The schemas of `headers`, which are distinct; FormatError for what is none."""
-    reading = SchemaReading()
-    reading.places(headers)
-    return reading.schemas()
-
-
 @dataclass(slots=True)
 class SchemaReading:
     """Schemas that are met one manifest after the other; equal headers are one."""

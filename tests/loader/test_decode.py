@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from reading_schemas import read_schemas
 from small_versions import Sample, build
 
 from fsmount.errors import IntegrityError, LoadError, PlanError
 from fsmount.formats import sample
 from fsmount_loader import Batch, ShardDataset
 from fsmount_loader.decode import Decoder, Layout
-from fsmount_loader.schema_reading import read_schemas
 from fsmount_loader.schemas import Schemas, describe_difference
 
 DTYPES = "? i1 u1 i2 u2 i4 u4 i8 u8 f2 f4 f8 c8 c16 >i2 >i4 >u8 >f4 >f8 >c16 M8[s] m8[ms] >M8[D]"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reading_schemas import read_schemas
 from small_versions import Sample, build
 from test_dataset import all_numbers
 
 from fsmount.errors import FormatError, PlanError
 from fsmount.formats import sample
 from fsmount_loader import ShardDataset
-from fsmount_loader.schema_reading import read_schemas
 from fsmount_loader.schemas import Headers
 
 NAMES = ("x", "label0", '"shape":[1],"data_offsets":[0,4]', "y\\", "é")

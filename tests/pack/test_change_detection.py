@@ -25,16 +25,6 @@ SECOND = 1_000_000_000
 BACK_THEN = 1_577_836_800 * SECOND  # ns
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
 def write(root: Path, value: float) -> dict[str, Content]:
     """Samples whose files have one size and one mtime, whatever `value` of one digit they hold."""
     found = {}

@@ -14,16 +14,6 @@ SHARD_BYTES = 900  # five samples
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def contents(source: Path, store: Path) -> dict[str, Content]:
     """What the source holds; version v1 is packed from it."""
     found = write_numbered(source, {f"{i}": i for i in range(SAMPLES)})

@@ -36,16 +36,6 @@ KEYS = {f"{p}/{i}": 10 * n + i for n, p in enumerate("abc") for i in range(5)}
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def contents(source: Path, store: Path) -> dict[str, Content]:
     """What the source holds; version v1 is packed from it."""
     found = write_numbered(source, KEYS)

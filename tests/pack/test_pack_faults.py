@@ -24,16 +24,6 @@ from fsmount.pack.source import NpzTree
 from fsmount_cli.main import run
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
 def notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
 

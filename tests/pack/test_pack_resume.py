@@ -37,16 +37,6 @@ SLOW = 8  # samples
 FAST = 60
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
 def kill(packing: Packing) -> None:
     os.kill(packing.process.pid, signal.SIGKILL)
     packing.process.wait()

@@ -49,11 +49,6 @@ def source(tmp_path: Path) -> Path:
     return source
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
 def make_fast(source: Path) -> None:
     """What takes seconds is replaced, so that the next run needs none."""
     for name in "bc":

@@ -26,16 +26,6 @@ Edit = Callable[["Forgery"], None]
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def contents(source: Path, store: Path) -> dict[str, Content]:
     """What the source holds; version v1 is packed from it."""
     found = {
